@@ -77,7 +77,7 @@ def gemm_swiglu_forward(
     from cudnn_fe.gemm.swiglu.op import FORWARD  # noqa: PLC0415  # keeps `import cudnn_fe.gemm` light
 
     if sfa_tensor is not None or sfb_tensor is not None or norm_const_tensor is not None:
-        _refuse_block_scaled(sfa_tensor=sfa_tensor, sfb_tensor=sfb_tensor, norm_const_tensor=norm_const_tensor)
+        refuse_block_scaled(sfa_tensor=sfa_tensor, sfb_tensor=sfb_tensor, norm_const_tensor=norm_const_tensor)
     options = (
         ("c_major", c_major),
         ("ab12_dtype", ab12_dtype),
@@ -237,7 +237,7 @@ def gemm_swiglu_jax_backward(
     return out[0], out[1]
 
 
-def _refuse_block_scaled(**tensors: Any) -> None:
+def refuse_block_scaled(**tensors: Any) -> None:
     given = ", ".join(name for name, tensor in tensors.items() if tensor is not None)
     raise NotYetSupportedError(
         given,

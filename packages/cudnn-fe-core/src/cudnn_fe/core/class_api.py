@@ -119,7 +119,7 @@ def _check_pointers(tensors: tuple[Any, ...], specs: list[TensorSpec], input_cou
 
 def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec]) -> Launch:
     """Launch on torch tensors, or on anything else with DLPack, after cheap checks against the samples."""
-    import torch  # noqa: PLC0415  # TVM-FFI takes its stream from torch
+    import torch  # TVM-FFI takes its stream from torch
 
     index = int(problem.device.partition(":")[2])
     expected = [(spec.shape, spec.strides, getattr(torch, spec.dtype.torch)) for spec in specs]
@@ -157,8 +157,8 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
 
 
 def _torch_reference(op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...]) -> None:
-    import array_api_compat.torch as xp  # noqa: PLC0415
-    import torch  # noqa: PLC0415
+    import array_api_compat.torch as xp
+    import torch
 
     with torch.no_grad():
         for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):
@@ -186,8 +186,8 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
             _check_pointers(tensors, specs, len(inputs))
             _torch_reference(op, problem, inputs, outputs, scalars)
             return
-        import array_api_compat.numpy as xp  # noqa: PLC0415
-        import numpy as np  # noqa: PLC0415
+        import array_api_compat.numpy as xp
+        import numpy as np
 
         with np.errstate(all="ignore"):
             for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):

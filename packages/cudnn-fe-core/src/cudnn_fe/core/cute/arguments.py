@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass import cute
-
 from cudnn_fe.core.cute.numerics import element_type
+from cutlass import cute
 
 __all__ = ["fake_tensor"]
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
+from cudnn_fe.core.cute.tma import TmaTile
 from cutlass import Boolean, Float32, Int32, TFloat32, cute, pipeline
 from cutlass._mlir.dialects import cute_nvgpu
 from cutlass.cute.atom import make_atom
 from cutlass.cute.core import _pack_shape
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup.mma import MmaOp, MmaTraits
-
-from cudnn_fe.core.cute.tma import TmaTile
 
 __all__ = ["consume", "consume_promoted", "make_tiled_mma", "operand_smem_layout", "produce", "swizzled_atom"]
 
@@ -174,7 +173,9 @@ def consume_promoted(
         ring.consumer_wait(state)
         for part in cutlass.range_constexpr(parts):
             warpgroup.fence()
-            columns_b = cute.local_tile(tCrB[None, None, None, state.index], (tCrB.shape[0], 1, tCrB.shape[2]), (0, part, 0))
+            columns_b = cute.local_tile(
+                tCrB[None, None, None, state.index], (tCrB.shape[0], 1, tCrB.shape[2]), (0, part, 0)
+            )
             _multiply(overwrite, accumulate, partial, tCrA[None, None, None, state.index], columns_b)
             warpgroup.wait_group(0)
             if cutlass.const_expr(part == parts - 1):

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, cute
-
 from cudnn_fe.core.cute.staged import Staged
+from cutlass import Int32, cute
 
 __all__ = ["DenseTiles", "TileCoordinate"]
 

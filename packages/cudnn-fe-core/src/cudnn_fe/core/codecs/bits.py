@@ -91,7 +91,7 @@ def float32_bits(xp: Namespace, x: Array, *, operand: str = "x") -> Array:
 def _widen_float16(xp: Namespace, half: Array) -> Array:
     magnitude = half & 0x7FFF
     normal = (magnitude << 13) + ((127 - 15) << 23)
-    special = normal + ((127 - 15 + 1) << 23)
+    special = normal + ((127 - 15) << 23)
     # A subnormal is an integer below 1024 times 2**-24: exact, and normal in float32.
     subnormal = small_integer_bits(xp, magnitude, -24)
     bits = xp.where(magnitude < 0x400, subnormal, xp.where(magnitude < 0x7C00, normal, special))

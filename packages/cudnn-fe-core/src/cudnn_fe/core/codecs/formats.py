@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -64,15 +65,15 @@ class Format:
             (448.0, -6.0, True)
         """
         if code in self.nan_codes:
-            return float("nan")
-        exponent_mantissa = code & (2 ** (self.exponent_bits + self.mantissa_bits) - 1)
+            return math.nan
+        exponent_mantissa = code & ((1 << (self.exponent_bits + self.mantissa_bits)) - 1)
         sign = -1.0 if code > exponent_mantissa else 1.0
-        exponent, mantissa = divmod(exponent_mantissa, 2**self.mantissa_bits)
-        if self.has_inf and exponent == 2**self.exponent_bits - 1:
-            return sign * float("inf")
+        exponent, mantissa = divmod(exponent_mantissa, 1 << self.mantissa_bits)
+        if self.has_inf and exponent == (1 << self.exponent_bits) - 1:
+            return sign * math.inf
         if exponent == 0 and self.mantissa_bits:
-            return sign * mantissa * 2.0 ** (1 - self.bias - self.mantissa_bits)
-        return sign * (1 + mantissa / 2**self.mantissa_bits) * 2.0 ** (exponent - self.bias)
+            return sign * math.ldexp(mantissa, 1 - self.bias - self.mantissa_bits)
+        return sign * math.ldexp((1 << self.mantissa_bits) + mantissa, exponent - self.bias - self.mantissa_bits)
 
 
 E4M3 = Format(

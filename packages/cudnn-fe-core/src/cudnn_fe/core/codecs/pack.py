@@ -68,6 +68,7 @@ def _checked(x: Array, axis: int, operand: str) -> int:
     given = dtype_of(x, operand=operand).name
     if given != "uint8":
         raise DTypeError(operand, got=given, wanted="uint8", remedy="view the bytes as uint8, or encode first")
-    if not -x.ndim <= axis < x.ndim:
-        raise ShapeError(operand, got=f"{x.ndim} axes", wanted=f"an axis {axis}", remedy="name an axis that exists")
-    return axis % x.ndim
+    rank: int = x.ndim
+    if not -rank <= axis < rank:
+        raise ShapeError(operand, got=f"{rank} axes", wanted=f"an axis {axis}", remedy="name an axis that exists")
+    return axis % rank

@@ -17,7 +17,7 @@ def encode(x: Array, format: Any, *, saturate: bool = True, round: Rounding | No
     Saturating (the default), values beyond the largest finite one, infinities included, take the largest finite one
     of their sign, as ``cvt.satfinite`` does. Otherwise they become infinity where the format has it (E5M2) and NaN
     where not (E4M3, E8M0, UE5M3); a directed rounding toward zero keeps the largest finite value for finite inputs.
-    NaN of either sign becomes the canonical NaN: 0x7F in E4M3 and E5M2, 0xFF in E8M0 and UE5M3; E2M1, which has none,
+    Every NaN is the canonical one, without a sign: 0x7F in E4M3 and E5M2, 0xFF in E8M0 and UE5M3; E2M1, which has none,
     takes +6 (0x7). The sign of zero, and of what rounds to zero, stays. E8M0 and UE5M3 have no sign and encode ``|x|``;
     in E8M0 zero and everything up to 2**-127 is byte 0.
 
@@ -74,6 +74,8 @@ def encode_bits(xp: Namespace, bits: Array, row: Format, *, saturate: bool, mode
         code = xp.minimum(code, row.overflow_code)
         if mode != "nearest":
             code = xp.where(away | (magnitude == INF_BITS), code, xp.minimum(code, row.max_code))
+        if row.overflow_code in row.nan_codes:
+            is_nan = is_nan | (code == row.overflow_code)
     if row.signed:
         code = xp.where(negative, code | 2 ** (row.bits - 1), code)
     return xp.where(is_nan, row.nan_code, code)

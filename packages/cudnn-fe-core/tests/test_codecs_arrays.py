@@ -88,6 +88,23 @@ def test_strided_input(framework: Framework) -> None:
     np.testing.assert_array_equal(np.asarray(to_codes(from_codes(codes, E4M3))), np.asarray(codes))
 
 
+@pytest.mark.parametrize("row", [E4M3, E5M2, E2M1, E8M0], ids=lambda row: row.name)
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call")
+def test_torch_compile_takes_the_codecs_in_one_graph(row: Format) -> None:
+    def there_and_back(x: torch.Tensor) -> torch.Tensor:
+        array = from_codes(encode(x, row), row)
+        return round_to_tf32(to_bfloat16(decode(array)))
+
+    x = torch.linspace(-1000, 1000, 1024)
+    compiled = torch.compile(there_and_back, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x).view(torch.int32), there_and_back(x).view(torch.int32))
+
+
+def test_vmap() -> None:
+    x = jnp.linspace(-500, 500, 60).reshape(6, 10)
+    np.testing.assert_array_equal(np.asarray(jax.vmap(lambda row: encode(row, E4M3))(x)), np.asarray(encode(x, E4M3)))
+
+
 def test_the_input_is_not_written_and_autograd_is_no_obstacle() -> None:
     x = torch.tensor([300.0, float("nan")], requires_grad=True)
     before = x.detach().clone()

@@ -51,7 +51,7 @@ CHUNK = 2**26
 
 
 @triton.jit
-def _convert(source, target, instruction: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _convert(source, target, instruction: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def, name-defined]
     offsets = tl.program_id(0) * block + tl.arange(0, block)
     bits = tl.load(source + offsets)
     tl.store(target + offsets, tl.inline_asm_elementwise(instruction, "=r,r", [bits], tl.int32, True, 1))

@@ -85,6 +85,7 @@ def test_encode_is_the_oracle(row: Format, mode: Rounding, saturate: bool) -> No
 def test_every_framework_gives_the_same_codes(framework: Callable[[Any], Any], row: Format, mode: Rounding) -> None:
     halves = all_float16()
     brains = all_bfloat16()
+    brain_array: Any
     if framework is torch.asarray:
         brain_array = torch.from_numpy(brains.view(np.int16)).view(torch.bfloat16)
     else:

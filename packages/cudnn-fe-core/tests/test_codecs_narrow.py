@@ -98,7 +98,8 @@ def tf32_oracle(x: NDArray[np.float32]) -> NDArray[np.float32]:
         size = np.abs(x.astype(np.float64))
         exponent = np.maximum(np.floor(np.log2(np.where((size > 0) & np.isfinite(size), size, 1))), -126)
         unit = np.exp2(exponent - 10)
-        return np.copysign(np.floor(size / unit + 0.5) * unit, x).astype(np.float32)
+        rounded: NDArray[np.float32] = np.copysign(np.floor(size / unit + 0.5) * unit, x).astype(np.float32)
+    return rounded
 
 
 @given(bits=st.lists(st.integers(0, 2**32 - 1), max_size=64))

@@ -18,10 +18,13 @@ __all__ = [
     "NAN_BITS",
     "Array",
     "Namespace",
+    "at_least",
+    "at_most",
     "dtype_of",
     "float32_bits",
     "float32_from_bits",
     "namespace_of",
+    "small_integer_bits",
 ]
 
 Array: TypeAlias = Any
@@ -101,6 +104,16 @@ def _widen_float16(xp: Namespace, half: Array) -> Array:
 def small_integer_bits(xp: Namespace, integers: Array, exponent: int) -> Array:
     """float32 bits of ``integers * 2**exponent``, for integers in [0, 2**24) and results that are normal or 0."""
     return xp.where(integers == 0, 0, xp.astype(integers, xp.float32).view(xp.int32) + exponent * 2**23)
+
+
+def at_most(xp: Namespace, x: Array, limit: int) -> Array:
+    """The smaller of each element and ``limit``, without the type query that stops torch.compile in ``xp.minimum``."""
+    return xp.where(x > limit, limit, x)
+
+
+def at_least(xp: Namespace, x: Array, limit: int) -> Array:
+    """The larger of each element and ``limit``; see `at_most`."""
+    return xp.where(x < limit, limit, x)
 
 
 def float32_from_bits(xp: Namespace, magnitude: Array, negative: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from cudnn_fe.core.codecs.bits import INF_BITS, Array, Namespace, float32_bits, namespace_of
+from cudnn_fe.core.codecs.bits import INF_BITS, Array, Namespace, at_least, at_most, float32_bits, namespace_of
 from cudnn_fe.core.codecs.formats import Format, Rounding, format_of
 from cudnn_fe.core.errors import OptionError
 
@@ -60,7 +60,7 @@ def encode_bits(xp: Namespace, bits: Array, row: Format, *, saturate: bool, mode
     negative = bits < 0
     magnitude = bits & 0x7FFFFFFF
     is_nan = magnitude > INF_BITS
-    magnitude = xp.minimum(magnitude, INF_BITS)
+    magnitude = at_most(xp, magnitude, INF_BITS)
     if not row.signed:
         negative = xp.zeros_like(negative)
     away = negative if mode == "down" else ~negative
@@ -69,11 +69,11 @@ def encode_bits(xp: Namespace, bits: Array, row: Format, *, saturate: bool, mode
     else:
         code = _round_power_of_two(xp, magnitude, mode)
     if saturate or row.overflow_code is None:
-        code = xp.minimum(code, row.max_code)
+        code = at_most(xp, code, row.max_code)
     else:
-        code = xp.minimum(code, row.overflow_code)
+        code = at_most(xp, code, row.overflow_code)
         if mode != "nearest":
-            code = xp.where(away | (magnitude == INF_BITS), code, xp.minimum(code, row.max_code))
+            code = xp.where(away | (magnitude == INF_BITS), code, at_most(xp, code, row.max_code))
         if row.overflow_code in row.nan_codes:
             is_nan = is_nan | (code == row.overflow_code)
     if row.signed:
@@ -85,23 +85,23 @@ def _round_significand(xp: Namespace, magnitude: Array, row: Format, mode: Round
     # The code of a normal value is (exponent - lowest) << mantissa_bits plus the significand, leading one included; a
     # subnormal's is its significand shifted further. A carry out of the significand is the next exponent by itself.
     lowest = 128 - row.bias
-    exponent = xp.maximum(magnitude >> 23, 1)
+    exponent = at_least(xp, magnitude >> 23, 1)
     significand = (magnitude & 0x7FFFFF) | xp.where(magnitude < 0x800000, 0, 0x800000)
     # Past 25 places everything is below half a unit, as it is at 25, and int32 has no room for more.
-    shift = xp.minimum(xp.maximum(lowest - exponent, 0) + (23 - row.mantissa_bits), 25)
+    shift = at_most(xp, at_least(xp, lowest - exponent, 0) + (23 - row.mantissa_bits), 25)
     one = xp.ones_like(shift)
     if mode == "nearest":
         increment = (one << (shift - 1)) - 1 + ((significand >> shift) & 1)
     else:
         increment = xp.where(away, (one << shift) - 1, 0)
-    return ((significand + increment) >> shift) + (xp.maximum(exponent - lowest, 0) << row.mantissa_bits)
+    return ((significand + increment) >> shift) + (at_least(xp, exponent - lowest, 0) << row.mantissa_bits)
 
 
 def _round_power_of_two(xp: Namespace, magnitude: Array, mode: Rounding) -> Array:
     # float32 shares E8M0's bias, so the exponent field is the code rounded down. Below 2**-126 the field is 0 and the
     # fraction counts from 0 instead of from 2**-127: rescale it, so that it too says how far up to the next code.
     code, fraction = magnitude >> 23, magnitude & 0x7FFFFF
-    fraction = xp.where(code == 0, xp.maximum(2 * fraction - 0x800000, 0), fraction)
+    fraction = xp.where(code == 0, at_least(xp, 2 * fraction - 0x800000, 0), fraction)
     if mode == "down":
         return code
     if mode == "up":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array_api_compat
 import ml_dtypes
 import numpy as np
-from cudnn_fe.core.codecs.bits import INF_BITS, Array, float32_bits, float32_from_bits, namespace_of
+from cudnn_fe.core.codecs.bits import INF_BITS, Array, at_most, float32_bits, float32_from_bits, namespace_of
 from cudnn_fe.core.codecs.encode import encode_bits
 from cudnn_fe.core.codecs.formats import Format
 
@@ -104,5 +104,5 @@ def round_to_tf32(x: Array) -> Array:
     bits = float32_bits(xp, x)
     magnitude = bits & 0x7FFFFFFF
     is_nan = magnitude > INF_BITS
-    rounded = (xp.minimum(magnitude, INF_BITS) + 0x1000) & ~0x1FFF
+    rounded = (at_most(xp, magnitude, INF_BITS) + 0x1000) & ~0x1FFF
     return float32_from_bits(xp, xp.where(is_nan, 0x7FFFFFFF, rounded), (bits < 0) & ~is_nan)

@@ -95,13 +95,13 @@ def violations(
         is_package: Whether it is a package's ``__init__``.
         known: The dotted names of all modules of the workspace.
     """
+    refusing = [rule for rule in RULES if not rule.admits(module)]
     for node in _executed(ast.parse(text).body):
         for target in _targets(node, module, is_package):
-            for rule in RULES:
-                if rule.admits(module):
-                    continue
-                if target.split(".")[0] in rule.packages or (target in known and rule.admits(target)):
-                    yield f"line {node.lineno}: imports {target} at module level; import it where it is used"
+            heavy = any(target.split(".")[0] in rule.packages for rule in refusing)
+            if heavy or (target in known and any(rule.admits(target) for rule in refusing)):
+                yield f"line {node.lineno}: imports {target} at module level; import it where it is used"
+                break
 
 
 def main() -> int:

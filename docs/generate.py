@@ -1,0 +1,146 @@
+"""Writes the pages that the code knows best: the ops, the errors, the settings, the measurements.
+
+Runs inside `mkdocs build`. Each of these pages has its introduction in `docs/` and its tables from here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import mkdocs_gen_files
+from cudnn_fe.core import errors
+from cudnn_fe.core.op import Op
+from cudnn_fe.core.registry import ops
+from cudnn_fe.core.settings import Settings
+from latex2mathml.converter import convert
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """A Markdown table, ended by an empty line; bars inside a cell stay bars."""
+    names = list(header)
+    yield f"| {' | '.join(names)} |"
+    yield f"|{'---|' * len(names)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+    yield ""
+
+
+def code(words: Iterable[str]) -> str:
+    """Words in code style, by commas."""
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def paragraphs(docstring: str | None) -> str:
+    """A docstring's prose, with its argument sections left out."""
+    text = inspect.cleandoc(docstring or "")
+    return re.split(r"\n(?:Args|Attributes|Example|Raises|Returns):\n", text)[0].strip()
+
+
+def op_page(op: Op) -> Iterator[str]:
+    """The page of one op."""
+    yield f"# {op.name}\n"
+    yield f"{op.summary}\n"
+    if op.formula:
+        yield f"{convert(op.formula, display='block')}\n"
+    yield "## Tensors\n"
+    yield from table(
+        ("name", "shape", "layout", "dtypes", "meaning"),
+        ((f"`{rule.name}`", rule.shape, rule.layout, code(rule.dtypes) or "-", rule.meaning) for rule in op.tensors),
+    )
+    if op.example:
+        yield f"## Example\n\n```python\n{op.example.strip()}\n```\n"
+    yield "## Runs on\n"
+    yield from table(("backend", "status"), ((f"`{backend}`", status) for backend, status in op.support().items()))
+    yield "## Names\n"
+    names = [("torch, NumPy", [op.name]), ("JAX", [op.jax_name] if op.jax_name else []), ("cudnn-frontend", op.legacy)]
+    yield from table(("", "name"), ((label, code(given)) for label, given in names if given))
+    yield f"Package: `{op.package}`. Differentiable: {'yes' if op.gradient else 'no'}.\n"
+    if op.notes:
+        yield "## Notes\n"
+        yield from (f"{note}\n" for note in op.notes)
+    if op.source:
+        yield f"## Source\n\n{op.source}\n"
+
+
+def op_overview(known: Iterable[Op]) -> Iterator[str]:
+    """The table of all ops: what computes what, and where it runs."""
+    rows = (
+        (
+            f"[`{op.name}`](ops/{op.name}.md)",
+            op.summary,
+            "<br>".join(f"`{key}`: {value}" for key, value in op.support().items()),
+        )
+        for op in known
+    )
+    yield from table(("op", "what it computes", "runs on"), rows)
+
+
+def error_page() -> Iterator[str]:
+    """Each error class, what it derives from, and when it is raised."""
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        bases = [base.__name__ for base in kind.__mro__[1:] if base not in (object, BaseException)]
+        yield f"## {name}\n"
+        yield f"{paragraphs(kind.__doc__)}\n"
+        yield f"Caught as: {code(bases)}.\n"
+
+
+def settings_page() -> Iterator[str]:
+    """Each setting with its environment variable."""
+    rows = (
+        (f"`{row.name}`", f"`{row.metadata['env']}`", f"`{row.default!r}`", row.metadata["doc"])
+        for row in fields(Settings)
+    )
+    yield from table(("setting", "environment variable", "default", "meaning"), rows)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def benchmark_page() -> Iterator[str]:
+    """Every committed result file: what it says about the run, and its rows."""
+    files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    if not files:
+        yield "No measurement is committed yet.\n"
+    for path in files:
+        content = json.loads(path.read_text())
+        about, rows = (content, content.get("rows", [])) if isinstance(content, dict) else ({}, content)
+        yield f"## {path.stem}\n"
+        plain = [(key, _cell(value)) for key, value in about.items() if not isinstance(value, list | dict)]
+        if plain:
+            yield from table(("run", ""), plain)
+        if rows:
+            header = list(rows[0])
+            yield from table(header, ([_cell(row.get(name, "")) for name in header] for row in rows))
+
+
+def append(page: str, lines: Iterable[str]) -> None:
+    """Adds lines to a page whose introduction stands in `docs/`."""
+    with mkdocs_gen_files.open(page, "a") as file:
+        file.write("\n" + "\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """Writes every generated page and enters the ops' pages into the navigation."""
+    public = ops()
+    for op in public:
+        with mkdocs_gen_files.open(f"ops/{op.name}.md", "w") as file:
+            file.write("\n".join(op_page(op)))
+    append("ops.md", op_overview(public))
+    append("errors.md", error_page())
+    append("settings.md", settings_page())
+    append("benchmarks.md", benchmark_page())
+    (section,) = (entry["Ops"] for entry in mkdocs_gen_files.config["nav"] if "Ops" in entry)
+    section.extend({op.name: f"ops/{op.name}.md"} for op in public)
+
+
+main()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from cudnn_fe.core.op import Op
 from cudnn_fe.core.registry import ops
 
@@ -21,7 +20,9 @@ def run(text: str, path: Path, offset: int, namespace: dict[str, Any]) -> None:
     exec(compile("\n" * offset + text, str(path), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = page.read_text()

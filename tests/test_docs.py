@@ -12,7 +12,12 @@ from cudnn_fe.core.registry import ops
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = sorted({ROOT / "README.md", *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/*.md")})
+PAGES = sorted(
+    path
+    for pattern in ("README.md", "packages/*/README.md", "docs/*.md")
+    for path in ROOT.glob(pattern)
+    if BLOCK.search(path.read_text())
+)
 
 
 def run(text: str, path: Path, offset: int, namespace: dict[str, Any]) -> None:

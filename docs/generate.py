@@ -5,11 +5,13 @@ Runs inside `mkdocs build`. Each of these pages has its introduction in `docs/` 
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,37 @@ def paragraphs(docstring: str | None) -> str:
     """A docstring's prose, with its argument sections left out."""
     text = inspect.cleandoc(docstring or "")
     return re.split(r"\n(?:Args|Attributes|Example|Raises|Returns):\n", text)[0].strip()
+
+
+def source_of(target: str) -> str:
+    """The source of what ``"package.module:name"`` (or ``:Class.method``) names, comments in it included."""
+    module, _, path = target.partition(":")
+    found = find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    text = Path(found.origin).read_text()
+    node: ast.AST = ast.parse(text)
+    for name in path.split("."):
+        node = next(child for child in ast.iter_child_nodes(node) if name in _names(child))
+    decorators = getattr(node, "decorator_list", [])
+    first = min(part.lineno for part in (node, *decorators)) - 1  # type: ignore[attr-defined]
+    return inspect.cleandoc("\n" + "\n".join(text.splitlines()[first : node.end_lineno]))  # type: ignore[attr-defined]
+
+
+def _names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    if isinstance(node, ast.AnnAssign):
+        return [node.target.id] if isinstance(node.target, ast.Name) else []
+    return [getattr(node, "name", "")]
+
+
+def with_sources(page: str) -> Iterator[str]:
+    """A page's text with each `{{ source module:name }}` line replaced by that source."""
+    text = (ROOT / "docs" / page).read_text()
+    yield re.sub(
+        r"^\{\{ source (\S+) \}\}$", lambda found: f"```python\n{source_of(found[1])}\n```", text, flags=re.MULTILINE
+    )
 
 
 def op_page(op: Op) -> Iterator[str]:
@@ -139,6 +172,8 @@ def main() -> None:
     append("errors.md", error_page())
     append("settings.md", settings_page())
     append("benchmarks.md", benchmark_page())
+    with mkdocs_gen_files.open("adding-an-op.md", "w") as file:
+        file.write("".join(with_sources("adding-an-op.md")))
     (section,) = (entry["Ops"] for entry in mkdocs_gen_files.config["nav"] if "Ops" in entry)
     section.extend({op.name: f"ops/{op.name}.md"} for op in public)
 

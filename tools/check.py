@@ -41,7 +41,7 @@ def _lint() -> Iterator[Command]:
 
 
 def _types() -> Iterator[Command]:
-    sources = _existing("packages/*/src", "shared/*/src", "tools")
+    sources = _existing("packages/*/src", "shared/*/src", "tools", "docs")
     yield _python("-m", "mypy", *sources)
     # Test modules of two packages may share a name, which one mypy run takes for one module.
     for tests in _existing("packages/*/tests", "tests"):

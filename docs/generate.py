@@ -57,8 +57,8 @@ def source_of(target: str) -> str:
     for name in path.split("."):
         node = next(child for child in ast.iter_child_nodes(node) if name in _names(child))
     decorators = getattr(node, "decorator_list", [])
-    first = min(part.lineno for part in (node, *decorators)) - 1  # type: ignore[attr-defined]
-    return inspect.cleandoc("\n" + "\n".join(text.splitlines()[first : node.end_lineno]))  # type: ignore[attr-defined]
+    first = min(part.lineno for part in (node, *decorators)) - 1
+    return inspect.cleandoc("\n" + "\n".join(text.splitlines()[first : node.end_lineno]))
 
 
 def _names(node: ast.AST) -> list[str]:

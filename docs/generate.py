@@ -9,6 +9,7 @@ import ast
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from importlib.util import find_spec
@@ -53,15 +54,15 @@ def source_of(target: str) -> str:
     assert found is not None
     assert found.origin is not None
     text = Path(found.origin).read_text()
-    node: ast.AST = ast.parse(text)
+    body = ast.parse(text).body
     for name in path.split("."):
-        node = next(child for child in ast.iter_child_nodes(node) if name in _names(child))
-    decorators = getattr(node, "decorator_list", [])
-    first = min(part.lineno for part in (node, *decorators)) - 1
-    return inspect.cleandoc("\n" + "\n".join(text.splitlines()[first : node.end_lineno]))
+        node = next(child for child in body if name in _names(child))
+        body = getattr(node, "body", [])
+    first = min(part.lineno for part in (node, *getattr(node, "decorator_list", []))) - 1
+    return textwrap.dedent("\n".join(text.splitlines()[first : node.end_lineno]))
 
 
-def _names(node: ast.AST) -> list[str]:
+def _names(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.Assign):
         return [target.id for target in node.targets if isinstance(target, ast.Name)]
     if isinstance(node, ast.AnnAssign):

@@ -1,4 +1,4 @@
-"""Runs every check that needs no test: format, lint, types, import rules, workflow files, pins.
+"""Runs every check that needs no test: format, lint, types, import rules, workflow files, pins, changelogs.
 
     uv run python tools/check.py            # everything
     uv run python tools/check.py types      # the named steps only
@@ -70,6 +70,10 @@ def _pins() -> Iterator[Command]:
     yield _python("tools/pin.py", "--check")
 
 
+def _changelogs() -> Iterator[Command]:
+    yield _python("tools/release.py", "--check")
+
+
 STEPS: dict[str, Callable[[], Iterator[Command]]] = {
     "format": _format,
     "lint": _lint,
@@ -77,6 +81,7 @@ STEPS: dict[str, Callable[[], Iterator[Command]]] = {
     "imports": _imports,
     "workflows": _workflows,
     "pins": _pins,
+    "changelogs": _changelogs,
 }
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import mkdocs_gen_files
 from cudnn_fe.core import errors
-from cudnn_fe.core.op import Op
-from cudnn_fe.core.registry import ops
+from cudnn_fe.core.op import Op, resolve
+from cudnn_fe.core.registry import families, ops
 from cudnn_fe.core.settings import Settings
 from latex2mathml.converter import convert
 
@@ -45,6 +45,21 @@ def paragraphs(docstring: str | None) -> str:
     """A docstring's prose, with its argument sections left out."""
     text = inspect.cleandoc(docstring or "")
     return re.split(r"\n(?:Args|Attributes|Example|Raises|Returns):\n", text)[0].strip()
+
+
+def section(docstring: str | None, title: str) -> str:
+    """The text of one section of a docstring, its own indentation taken off."""
+    text = inspect.cleandoc(docstring or "")
+    found = re.search(rf"^{title}:\n((?:(?: {{4}}.*)?\n?)*)", text, re.MULTILINE)
+    return textwrap.dedent(found[1]).strip() if found else ""
+
+
+def arguments(docstring: str | None) -> Iterator[tuple[str, str]]:
+    """Each argument that a docstring describes, with its description on one line."""
+    for entry in re.split(r"\n(?=\S)", section(docstring, "Args")):
+        name, _, meaning = entry.partition(":")
+        if meaning:
+            yield name, " ".join(meaning.replace("``", "`").split())
 
 
 def source_of(target: str) -> str:
@@ -89,6 +104,7 @@ def op_page(op: Op) -> Iterator[str]:
         ("name", "shape", "layout", "dtypes", "meaning"),
         ((f"`{rule.name}`", rule.shape, rule.layout, code(rule.dtypes) or "-", rule.meaning) for rule in op.tensors),
     )
+    yield from _arguments_section(op)
     if op.example:
         yield f"## Example\n\n```python\n{op.example.strip()}\n```\n"
     yield "## Runs on\n"
@@ -102,6 +118,21 @@ def op_page(op: Op) -> Iterator[str]:
         yield from (f"{note}\n" for note in op.notes)
     if op.source:
         yield f"## Source\n\n{op.source}\n"
+
+
+def _arguments_section(op: Op) -> Iterator[str]:
+    targets = [family.exports[op.name] for family in families() if op.name in family.exports]
+    for target in targets:
+        function = resolve(target)
+        defaults = {
+            name: "required" if row.default is row.empty else f"`{row.default!r}`"
+            for name, row in inspect.signature(function).parameters.items()
+        }
+        yield "## Arguments\n"
+        yield from table(
+            ("name", "default", "meaning"),
+            ((f"`{name}`", defaults[name], meaning) for name, meaning in arguments(function.__doc__)),
+        )
 
 
 def op_overview(known: Iterable[Op]) -> Iterator[str]:
@@ -119,12 +150,14 @@ def op_overview(known: Iterable[Op]) -> Iterator[str]:
 
 def error_page() -> Iterator[str]:
     """Each error class, what it derives from, and when it is raised."""
-    for name in errors.__all__:
+    for name in sorted(errors.__all__, key=lambda name: (name != "CudnnFeError", name)):
         kind = getattr(errors, name)
-        bases = [base.__name__ for base in kind.__mro__[1:] if base not in (object, BaseException)]
+        bases = [base.__name__ for base in kind.__mro__[1:] if base.__module__ == "builtins" and base is not object]
+        bases = [name for name in bases if name not in ("Exception", "BaseException")]
         yield f"## {name}\n"
         yield f"{paragraphs(kind.__doc__)}\n"
-        yield f"Caught as: {code(bases)}.\n"
+        if bases:
+            yield f"Also a {' and a '.join(f'`{base}`' for base in bases)}.\n"
 
 
 def settings_page() -> Iterator[str]:

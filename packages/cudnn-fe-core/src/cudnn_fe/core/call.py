@@ -82,7 +82,10 @@ def call(
 
         if stream is not None:
             raise OptionError(
-                "stream", got=repr(stream), wanted="None: XLA orders its own work", remedy="leave stream unset for JAX arrays"
+                "stream",
+                got=repr(stream),
+                wanted="None: XLA orders its own work",
+                remedy="leave stream unset for JAX arrays",
             )
         return call_jax(op, operands, options, scalars, backend)
     if framework == "numpy":

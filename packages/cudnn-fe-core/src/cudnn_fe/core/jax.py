@@ -50,7 +50,9 @@ def as_jax(name: str, array: Any) -> jax.Array:
 
 def _forward(op: Op, operands: Arrays, options: Options, scalars: tuple[float, ...], backend: str | None) -> Arrays:
     problem = bind_operands(op, operands, dict(options))
-    present = [(o, spec) for o, spec in zip(operands, problem.inputs, strict=True) if o is not None and spec is not None]
+    present = [
+        (o, spec) for o, spec in zip(operands, problem.inputs, strict=True) if o is not None and spec is not None
+    ]
     physical = tuple(_to_physical(o, spec) for o, spec in present)
     run = _jitted(op, _placeless(problem), scalars, backend)
     return tuple(_to_logical(x, spec) for x, spec in zip(run(*physical), problem.outputs, strict=True))
@@ -94,14 +96,17 @@ def _jitted(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str |
     @run.def_vmap
     def batch(size: int, in_batched: Any, *arrays: Any) -> Any:
         stacked = tuple(
-            x if batched else jnp.broadcast_to(x, (size, *x.shape)) for x, batched in zip(arrays, in_batched, strict=True)
+            x if batched else jnp.broadcast_to(x, (size, *x.shape))
+            for x, batched in zip(arrays, in_batched, strict=True)
         )
         wide = problem.batched(size)
         if wide is None:
             results = jax.lax.map(lambda xs: run(*xs), stacked)
         else:
             # The batch becomes the outermost dim in memory: the place of the extent-1 dim that it replaces.
-            flat = tuple(x.reshape(_physical_shape(spec)) for x, spec in zip(stacked, _present(wide.inputs), strict=True))
+            flat = tuple(
+                x.reshape(_physical_shape(spec)) for x, spec in zip(stacked, _present(wide.inputs), strict=True)
+            )
             outputs = _jitted(op, wide, scalars, backend)(*flat)
             results = tuple(
                 y.reshape((size, *_physical_shape(spec))) for y, spec in zip(outputs, problem.outputs, strict=True)

@@ -40,7 +40,11 @@ def missing_toolchain() -> str | None:
     for package, version in toolchain_versions():
         if version == "none":
             return f"{package} is not installed (pip install {package})"
-        if package == _PACKAGES[0] and version != "unknown" and Version(Version(version).base_version) < Version(DSL_FLOOR):
+        if (
+            package == _PACKAGES[0]
+            and version != "unknown"
+            and Version(Version(version).base_version) < Version(DSL_FLOOR)
+        ):
             return f"{package} {version} is older than {DSL_FLOOR} (pip install -U {package})"
     return None
 
@@ -60,7 +64,9 @@ def load_runtime_libraries() -> None:
 
     spec = importlib.util.find_spec("nvidia_cutlass_dsl")
     roots = [Path(root) for root in spec.submodule_search_locations or ()] if spec else []
-    runtimes = [path for root in roots for cuda in ("cu13", "cu12") for path in root.glob(f"{cuda}/lib/libcute_dsl_runtime.so")]
+    runtimes = [
+        path for root in roots for cuda in ("cu13", "cu12") for path in root.glob(f"{cuda}/lib/libcute_dsl_runtime.so")
+    ]
     if not runtimes:
         raise OSError("libcute_dsl_runtime.so was not found beside nvidia_cutlass_dsl")
     for path in (Path(tvm_ffi.libinfo.find_libtvm_ffi()), runtimes[0]):

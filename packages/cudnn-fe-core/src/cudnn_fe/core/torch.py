@@ -62,7 +62,9 @@ class TorchPlan:
         import array_api_compat.torch as xp  # noqa: PLC0415
 
         with torch.no_grad():
-            for output, result in zip(outputs, self.op.run_reference(self.problem, xp, *operands, *scalars), strict=True):
+            for output, result in zip(
+                outputs, self.op.run_reference(self.problem, xp, *operands, *scalars), strict=True
+            ):
                 output.copy_(result)
 
 
@@ -169,7 +171,9 @@ class _Differentiable(torch.autograd.Function):
     """The eager autograd node of every op; the derivative rule is the op's own."""
 
     @staticmethod
-    def forward(ctx: Any, runner: TorchOp, options: Options, scalars: Any, backend: Any, stream: Any, *operands: Any) -> Any:
+    def forward(
+        ctx: Any, runner: TorchOp, options: Options, scalars: Any, backend: Any, stream: Any, *operands: Any
+    ) -> Any:
         outputs = runner.eager(operands, options, scalars, backend, stream)
         rule = runner.gradient
         assert rule is not None

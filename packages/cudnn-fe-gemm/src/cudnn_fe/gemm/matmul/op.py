@@ -50,9 +50,7 @@ class Matmul(Problem):
     def outputs(self) -> tuple[TensorSpec, ...]:
         """D (M, N, L)."""
         m, n, _, batch = self.extents
-        return (
-            matrix_output("d_tensor", m, n, batch, major=self.d_major, dtype=self.d_dtype, device=self.device),
-        )
+        return (matrix_output("d_tensor", m, n, batch, major=self.d_major, dtype=self.d_dtype, device=self.device),)
 
     @property
     def degenerate(self) -> bool:

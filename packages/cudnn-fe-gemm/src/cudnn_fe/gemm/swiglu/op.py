@@ -70,7 +70,9 @@ class GemmSwiglu(Problem):
         check_tile_hints(options["mma_tiler_mn"], options["cluster_shape_mn"])
         for key in ("sf_vec_size", "ab12_stages"):
             if not isinstance(options[key], int) or options[key] < 1:
-                raise OptionError(key, got=repr(options[key]), wanted="a positive int", remedy="leave it at its default")
+                raise OptionError(
+                    key, got=repr(options[key]), wanted="a positive int", remedy="leave it at its default"
+                )
         return cls(a, b, major_of(options["c_major"], "c_major"), ab12, c)
 
     @property
@@ -102,7 +104,9 @@ class GemmSwiglu(Problem):
         """``size`` calls with L = 1 are one call with L = ``size``."""
         if self.a.shape[2] != 1:
             return None
-        return GemmSwiglu(stack_calls(self.a, size), stack_calls(self.b, size), self.c_major, self.ab12_dtype, self.c_dtype)
+        return GemmSwiglu(
+            stack_calls(self.a, size), stack_calls(self.b, size), self.c_major, self.ab12_dtype, self.c_dtype
+        )
 
 
 EXAMPLE = """\

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import mkdocs_gen_files
+from latex2mathml.converter import convert
+
 from cudnn_fe.core import errors
 from cudnn_fe.core.op import Op, resolve
 from cudnn_fe.core.registry import families, ops
 from cudnn_fe.core.settings import Settings
-from latex2mathml.converter import convert
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from cudnn_fe.core.op import Op
 from cudnn_fe.core.registry import ops
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
 from cudnn_fe.core.call import Options, Permuted, bind_operands, physical_order
 from cudnn_fe.core.choose import Choice, choose
 from cudnn_fe.core.device import Device, compile_target
@@ -131,7 +130,7 @@ def _lowered(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str 
     reference = partial(_reference, op, problem, scalars)
     if choice.kernel is None and (backend is not None or target is None or problem.degenerate):
         return reference(*arrays)
-    kernel = partial(_kernel, problem, choice, scalars)
+    kernel = partial(_kernel, op, problem, choice, scalars)
     return tuple(jax.lax.platform_dependent(*arrays, cuda=kernel, cpu=reference, tpu=reference))
 
 
@@ -142,10 +141,10 @@ def _reference(op: Op, problem: Problem, scalars: tuple[float, ...], *arrays: An
     return tuple(jnp.transpose(y, physical_order(spec)) for y, spec in zip(results, problem.outputs, strict=True))
 
 
-def _kernel(problem: Problem, choice: Choice, scalars: tuple[float, ...], *arrays: Any) -> Arrays:
+def _kernel(op: Op, problem: Problem, choice: Choice, scalars: tuple[float, ...], *arrays: Any) -> Arrays:
     """The kernel as an XLA custom call; compiled when XLA lowers for CUDA."""
-    from cutlass.jax import TensorSpec as Layout  # noqa: PLC0415  # takes seconds: only where there is a CUDA target
-    from cutlass.jax import cutlass_call  # noqa: PLC0415
+    from cutlass.jax import TensorSpec as Layout  # takes seconds: only where there is a CUDA target
+    from cutlass.jax import cutlass_call
 
     assert choice.kernel is not None
     module = import_module(choice.kernel.module)
@@ -161,7 +160,7 @@ def _kernel(problem: Problem, choice: Choice, scalars: tuple[float, ...], *array
         input_spec=[layout(spec) for spec in _present(problem.inputs)],
         output_spec=[layout(spec) for spec in problem.outputs],
         compile_key=(choice.kernel.module, choice.spec),
-        **dict(zip(module.SCALARS, scalars, strict=True)),
+        **dict(zip(op.scalars, scalars, strict=True)),
     )
     return tuple(call(*arrays))
 

@@ -77,7 +77,7 @@ class Settings:
         """Folder of compiled kernels."""
         if self.cache_dir:
             return Path(self.cache_dir).expanduser()
-        import platformdirs  # noqa: PLC0415  # only a process that compiles or loads a kernel pays for it
+        import platformdirs  # only a process that compiles or loads a kernel pays for it
 
         return Path(platformdirs.user_cache_dir("cudnn-fe")) / "kernels"
 

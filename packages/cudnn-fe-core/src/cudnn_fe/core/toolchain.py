@@ -35,7 +35,7 @@ def toolchain_versions() -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=1)
 def missing_toolchain() -> str | None:
     """Why kernels can be neither compiled nor loaded here, or None."""
-    from packaging.version import Version  # noqa: PLC0415  # not needed on the warm path
+    from packaging.version import Version  # not needed on the warm path
 
     for package, version in toolchain_versions():
         if version == "none":
@@ -60,7 +60,7 @@ def load_runtime_libraries() -> None:
     """
     if _handles:
         return
-    import tvm_ffi  # noqa: PLC0415  # light: it imports no framework
+    import tvm_ffi  # light: it imports no framework
 
     spec = importlib.util.find_spec("nvidia_cutlass_dsl")
     roots = [Path(root) for root in spec.submodule_search_locations or ()] if spec else []

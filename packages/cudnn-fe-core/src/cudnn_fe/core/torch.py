@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
-
 from cudnn_fe.core.call import Options, bind_operands
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
@@ -59,7 +58,7 @@ class TorchPlan:
                 self.function(*[t for t in operands if t is not None], *outputs, *scalars)
 
     def _run_reference(self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]) -> None:
-        import array_api_compat.torch as xp  # noqa: PLC0415
+        import array_api_compat.torch as xp
 
         with torch.no_grad():
             for output, result in zip(
@@ -111,7 +110,7 @@ class TorchOp:
         return tuple(outputs)
 
 
-@lru_cache(maxsize=None)
+@cache
 def torch_op(op: Op) -> TorchOp:
     """The torch side of ``op``."""
     return TorchOp(op)

@@ -10,8 +10,8 @@ from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, 
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.gemm.hints import check_tile_hints
+from cudnn_fe.gemm.kernels import gemm_kernels
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT, major_of, matrix_output, require_matrices, stack_calls
-from cudnn_fe.gemm.swiglu.kernels import KERNELS
 
 __all__ = ["BLOCK", "FORWARD", "GemmSwiglu"]
 
@@ -81,6 +81,11 @@ class GemmSwiglu(Problem):
         return (self.a.shape[0], self.b.shape[0], self.a.shape[1], self.a.shape[2])
 
     @property
+    def out_major(self) -> Literal["m", "n"]:
+        """Contiguous dim of the results."""
+        return self.c_major
+
+    @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """AB12 (M, N, L) and C (M, N/2, L)."""
         m, n, _, batch = self.extents
@@ -126,7 +131,7 @@ FORWARD = Op(
     package="cudnn-fe-gemm",
     problem=GemmSwiglu,
     reference="cudnn_fe.gemm.swiglu.reference:gemm_swiglu",
-    kernels=KERNELS,
+    kernels=gemm_kernels("swiglu", "swiglu"),
     summary="Batched GEMM followed by SwiGLU over alternating 32-column blocks of value and gate.",
     formula=r"S_{mnl} = \alpha \sum_k A_{mkl} B_{nkl}, \qquad "
     r"C_{m,\,32b+j,\,l} = X \cdot G \cdot \sigma(G), \quad X = S_{m,\,64b+j,\,l},\; G = S_{m,\,64b+32+j,\,l}",

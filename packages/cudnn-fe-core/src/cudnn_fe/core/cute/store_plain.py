@@ -12,6 +12,7 @@ from cutlass import Float32, Int32, Int64, cute
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
 from cudnn_fe.core.cute.mainloop_mma import TileCoordinates
 from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
+from cudnn_fe.core.cute.vectors import store_vector
 
 __all__ = ["StagedTile", "store_tile"]
 
@@ -124,13 +125,3 @@ def _store_lines(
         if index < lines_left and inner < inner_left:
             target = address + Int64(index) * stride + Int64(inner) * (dtype.width // 8)
             store_vector(dtype, target, elements(staged, index, inner, count))
-
-
-def store_vector(dtype: Any, address: Int64, values: list[Any]) -> None:
-    """Round fp32 values to ``dtype`` and store them at once; the address is aligned to their size."""
-    width = dtype.width // 8 * len(values)
-    wide = cute.make_rmem_tensor(len(values), Float32)
-    for index, value in enumerate(values):
-        wide[index] = value
-    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=width)
-    cute.make_tensor(pointer, cute.make_layout(len(values))).store(wide.load().to(dtype))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass import Float32, cute
-from cutlass.memory import SmemAllocator
-
 from cudnn_fe.core.cute.loaders_plain import OperandPlan
 from cudnn_fe.core.cute.mainloop_mma import ACCUMULATORS, MainLoop, TileCoordinates, tile_coordinates
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.store_plain import StagedTile
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gemm_spec import GemmSpec
+from cutlass import Float32, cute
+from cutlass.memory import SmemAllocator
 
 __all__ = ["PortableGemm", "fake_matrix", "fake_operands", "half_columns"]
 
@@ -77,5 +76,3 @@ def fake_operands(spec: GemmSpec) -> tuple[tuple[Any, Any], tuple[Any, Any, Any]
     a = fake_matrix(spec.a_dtype, (m, k, batches), 1 if spec.a_major == "k" else 0, spec.alignment)
     b = fake_matrix(spec.b_dtype, (n, k, batches), 1 if spec.b_major == "k" else 0, spec.alignment)
     return (a, b), (m, n, batches)
-
-

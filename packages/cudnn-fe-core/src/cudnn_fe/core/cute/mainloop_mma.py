@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, cute
-
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS, OperandLoader, OperandPlan
 from cudnn_fe.core.cute.ptx_base import load_matrix, load_shared, mma, round_to_tf32, unsigned_divide
+from cutlass import Int32, cute
 
 __all__ = ["ACCUMULATORS", "MainLoop", "TileCoordinates", "grid_size", "tile_coordinates"]
 
@@ -133,9 +132,7 @@ class MainLoop:
 
     def _multiply(self, shared: Int32, thread: Int32, step: int, sums: Any) -> None:
         warp, lane = thread // 32, thread % 32
-        a_fragments = [
-            _read_a(self.a, shared, (warp // 2) * 64 + row * 16, step, lane) for row in range(4)
-        ]
+        a_fragments = [_read_a(self.a, shared, (warp // 2) * 64 + row * 16, step, lane) for row in range(4)]
         b_fragments = [
             fragment
             for column in range(4)

@@ -73,10 +73,7 @@ def load_global(address: Int64, size: int, valid: Any) -> list[Int32]:
     names = [f"${index}" for index in range(count)]
     width = {1: ".u8 $0", 2: ".u16 $0", 4: ".b32 $0", 8: ".v2.b32 {$0,$1}", 16: ".v4.b32 {$0,$1,$2,$3}"}[size]
     clear = " ".join(f"mov.b32 {name}, 0;" for name in names)
-    code = (
-        f"{{ .reg .pred p; setp.ne.s32 p, ${count + 1}, 0; {clear} "
-        f"@p ld.global{width}, [${count}]; }}"
-    )
+    code = f"{{ .reg .pred p; setp.ne.s32 p, ${count + 1}, 0; {clear} @p ld.global{width}, [${count}]; }}"
     return assemble(code, [Int32] * count, [Int64(address), Int32(valid)])
 
 

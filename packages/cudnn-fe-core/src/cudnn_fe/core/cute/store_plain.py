@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
-
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
-from cudnn_fe.core.cute.mainloop_mma import TileCoordinates
 from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
 from cudnn_fe.core.cute.vectors import store_vector
+from cutlass import Float32, Int32, Int64, cute
 
 __all__ = ["StagedTile", "store_tile"]
 
@@ -99,7 +97,9 @@ def store_tile(
     if cutlass.const_expr(staged.major == "m"):
         lines, line, stride, lines_left, inner_left = columns, TILE_ROWS, column_stride, columns_left, rows_left
     if ((address | stride | (Int64(inner_left) * size)) & 15) == 0:
-        _store_lines(staged, output.element_type, address, stride, lines_left, inner_left, lines, line, 16 // size, elements)
+        _store_lines(
+            staged, output.element_type, address, stride, lines_left, inner_left, lines, line, 16 // size, elements
+        )
     else:
         _store_lines(staged, output.element_type, address, stride, lines_left, inner_left, lines, line, 1, elements)
 

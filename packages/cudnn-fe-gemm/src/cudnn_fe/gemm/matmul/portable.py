@@ -5,22 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import cuda.bindings.driver as cuda
-from cutlass import Float32, cute
-
 from cudnn_fe.core.cute.gemm_portable import PortableGemm, fake_matrix, fake_operands
 from cudnn_fe.core.cute.loaders_plain import THREADS
 from cudnn_fe.core.cute.mainloop_mma import grid_size
 from cudnn_fe.core.cute.store_plain import store_tile
 from cudnn_fe.core.gemm_spec import GemmSpec
+from cutlass import Float32, cute
 
 __all__ = ["fake_arguments", "launcher"]
 
 
 class _Matmul(PortableGemm):
     @cute.jit
-    def __call__(
-        self, stream: cuda.CUstream, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, alpha: Float32
-    ) -> None:
+    def __call__(self, stream: cuda.CUstream, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, alpha: Float32) -> None:
         grid = (grid_size(a.shape[0], b.shape[0], a.shape[2]), 1, 1)
         self.kernel(a, b, d, alpha).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import cuda.bindings.driver as cuda
-from cutlass import Float32, cute
-
 from cudnn_fe.core.cute.activations import swiglu
 from cudnn_fe.core.cute.gemm_portable import PortableGemm, fake_matrix, fake_operands, half_columns
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
 from cudnn_fe.core.cute.mainloop_mma import grid_size
 from cudnn_fe.core.cute.store_plain import StagedTile, store_tile
 from cudnn_fe.core.gemm_spec import GemmSpec
+from cutlass import Float32, cute
 
 __all__ = ["fake_arguments", "launcher"]
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
-
 from cudnn_fe.core.cute.activations import sigmoid
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.ptx_base import unsigned_divide
 from cudnn_fe.core.cute.vectors import load_vector, store_vector
 from cudnn_fe.gemm.swiglu.backward_spec import SwigluBackwardSpec
+from cutlass import Float32, Int32, Int64, cute
 
 __all__ = ["fake_arguments", "launcher"]
 
@@ -88,7 +87,9 @@ class _SwigluBackward:
                 down = unsigned_divide(item, per_line)
                 line, inner = Int32(first_line) + down, (item - down * per_line) * count
                 lines_of.append(line)
-                loaded.append(_Loaded(self.inner, ab12, dc, upstream, cutlass.min(line, lines - 1), inner, batch, count))
+                loaded.append(
+                    _Loaded(self.inner, ab12, dc, upstream, cutlass.min(line, lines - 1), inner, batch, count)
+                )
             for part in cutlass.range_constexpr(_UNROLL):
                 if lines_of[part] < lines:
                     _store_gradients(loaded[part], dab12)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.core.cute.ptx_base import permute_bytes
 from cutlass import Int32
+
+from cudnn_fe.core.cute.ptx_base import permute_bytes
 
 __all__ = ["E4M3_SCALE", "widen_fp8"]
 

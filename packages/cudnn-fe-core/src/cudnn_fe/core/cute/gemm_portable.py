@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.core.cute.loaders_plain import OperandPlan
-from cudnn_fe.core.cute.mainloop_mma import ACCUMULATORS, MainLoop, TileCoordinates, tile_coordinates
-from cudnn_fe.core.cute.numerics import element_type
-from cudnn_fe.core.cute.store_plain import StagedTile
-from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.core.gemm_spec import GemmSpec
 from cutlass import Float32, cute
 from cutlass.memory import SmemAllocator
 
-__all__ = ["PortableGemm", "fake_matrix", "fake_operands", "half_columns"]
+from cudnn_fe.core.cute.arguments import fake_tensor
+from cudnn_fe.core.cute.loaders_plain import OperandPlan
+from cudnn_fe.core.cute.mainloop_mma import ACCUMULATORS, MainLoop, TileCoordinates, tile_coordinates
+from cudnn_fe.core.cute.store_plain import StagedTile
+from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.core.gemm_spec import GemmSpec
+
+__all__ = ["PortableGemm", "fake_operands", "fake_outputs", "half_columns"]
 
 
 class PortableGemm:
@@ -55,24 +56,15 @@ def half_columns(tile: TileCoordinates) -> TileCoordinates:
     return TileCoordinates(tile.row, tile.column // 2, tile.batch)
 
 
-def fake_matrix(name: str, shape: tuple[Any, Any, Any], unit: int, alignment: int = 0) -> Any:
-    """A fake (rows, columns, L) tensor with unit stride in dim ``unit`` and free 64-bit strides in the others.
-
-    Args:
-        name: Element type.
-        shape: Symbolic extents.
-        unit: 0 or 1.
-        alignment: Bytes that divide the base address; an element's if 0.
-    """
-    stride = tuple(1 if dim == unit else cute.sym_int64() for dim in range(3))
-    return cute.runtime.make_fake_tensor(
-        element_type(name), shape, stride, assumed_align=alignment or dtype(name).itemsize
+def fake_operands(spec: GemmSpec) -> tuple[Any, Any]:
+    """Stand-ins for A and B, aligned as the spec says."""
+    return (
+        fake_tensor(spec.a_dtype, 1 if spec.a_major == "k" else 0, alignment=spec.alignment),
+        fake_tensor(spec.b_dtype, 1 if spec.b_major == "k" else 0, alignment=spec.alignment),
     )
 
 
-def fake_operands(spec: GemmSpec) -> tuple[tuple[Any, Any], tuple[Any, Any, Any]]:
-    """Fake A and B of a spec, and the symbols of M, N and L for the outputs."""
-    m, n, k, batches = (cute.sym_int32() for _ in range(4))
-    a = fake_matrix(spec.a_dtype, (m, k, batches), 1 if spec.a_major == "k" else 0, spec.alignment)
-    b = fake_matrix(spec.b_dtype, (n, k, batches), 1 if spec.b_major == "k" else 0, spec.alignment)
-    return (a, b), (m, n, batches)
+def fake_outputs(spec: GemmSpec) -> tuple[Any, ...]:
+    """Stand-ins for the outputs, aligned to their elements."""
+    contiguous = 1 if spec.out_major == "n" else 0
+    return tuple(fake_tensor(name, contiguous, alignment=dtype(name).itemsize) for name in spec.out_dtypes)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cutlass import Int32, Int64
+
 from cudnn_fe.core.cute.fp8_widen import E4M3_SCALE, widen_fp8
 from cudnn_fe.core.cute.ptx_base import copy_async, load_global, store_shared
 from cudnn_fe.core.dtypes import DType
-from cutlass import Int32, Int64
 
 __all__ = ["THREADS", "TILE_ROWS", "OperandLoader", "OperandPlan"]
 

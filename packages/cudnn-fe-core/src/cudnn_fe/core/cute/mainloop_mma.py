@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
+from cutlass import Int32, cute
+
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS, OperandLoader, OperandPlan
 from cudnn_fe.core.cute.ptx_base import load_matrix, load_shared, mma, round_to_tf32, unsigned_divide
-from cutlass import Int32, cute
 
 __all__ = ["ACCUMULATORS", "MainLoop", "TileCoordinates", "grid_size", "tile_coordinates"]
 
@@ -154,7 +155,7 @@ def _share(copies: int, piece: int) -> range:
 
 
 def _read_a(plan: OperandPlan, shared: Int32, row: Any, step: int, lane: Int32) -> list[Int32]:
-    """The A fragment of 16 rows: (row g, k t), (g + 8, t), (g, t + 4), (g + 8, t + 4) in words, g, t = lane // 4, % 4."""
+    """The A fragment of 16 rows: (row g, word t), (g + 8, t), (g, t + 4), (g + 8, t + 4); g, t = divmod(lane, 4)."""
     low, high = lane % 8 + (lane // 8 % 2) * 8, lane // 16
     return _read(plan, shared, row, step, lane, row_lane=low, k_half=high, transposed=(high, lane // 8 % 2))
 

@@ -61,7 +61,7 @@ def assemble(code: str, results: list[type], arguments: list[Any]) -> list[Any]:
 
 
 def copy_async(shared: Int32, address: Int64, size: int, valid: Any) -> None:
-    """Copy ``size`` (4, 8 or 16) bytes from global to shared memory; write zeros, and read nothing, unless ``valid``."""
+    """Copy ``size`` (4, 8 or 16) bytes from global to shared memory; read nothing and write zeros unless ``valid``."""
     cached = "cg" if size == 16 else "ca"  # only 16-byte copies can bypass L1
     copied = Int32(valid) * size
     assemble(f"cp.async.{cached}.shared.global [$0], [$1], {size}, $2;", [], [Int32(shared), Int64(address), copied])

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
+from cutlass import Float32, Int32, Int64, cute
+
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
 from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
 from cudnn_fe.core.cute.vectors import store_vector
-from cutlass import Float32, Int32, Int64, cute
 
 __all__ = ["StagedTile", "store_tile"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import cuda.bindings.driver as cuda
-from cudnn_fe.core.cute.gemm_portable import PortableGemm, fake_matrix, fake_operands
+from cutlass import Float32, cute
+
+from cudnn_fe.core.cute.gemm_portable import PortableGemm, fake_operands, fake_outputs
 from cudnn_fe.core.cute.loaders_plain import THREADS
 from cudnn_fe.core.cute.mainloop_mma import grid_size
 from cudnn_fe.core.cute.store_plain import store_tile
 from cudnn_fe.core.gemm_spec import GemmSpec
-from cutlass import Float32, cute
 
 __all__ = ["fake_arguments", "launcher"]
 
@@ -37,7 +38,5 @@ def launcher(spec: GemmSpec) -> Any:
 
 
 def fake_arguments(spec: GemmSpec) -> tuple[Any, ...]:
-    """Fake ``a, b, d, alpha`` for the compiler: every extent and stride but the unit ones is symbolic."""
-    operands, extents = fake_operands(spec)
-    d = fake_matrix(spec.out_dtypes[0], extents, 1 if spec.out_major == "n" else 0)
-    return (*operands, d, Float32(1.0))
+    """Symbolic stand-ins for (a, b, d, alpha)."""
+    return (*fake_operands(spec), *fake_outputs(spec), Float32(1.0))

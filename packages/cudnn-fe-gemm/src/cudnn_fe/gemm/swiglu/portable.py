@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import cuda.bindings.driver as cuda
+from cutlass import Float32, cute
+
 from cudnn_fe.core.cute.activations import swiglu
-from cudnn_fe.core.cute.gemm_portable import PortableGemm, fake_matrix, fake_operands, half_columns
+from cudnn_fe.core.cute.gemm_portable import PortableGemm, fake_operands, fake_outputs, half_columns
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
 from cudnn_fe.core.cute.mainloop_mma import grid_size
 from cudnn_fe.core.cute.store_plain import StagedTile, store_tile
 from cudnn_fe.core.gemm_spec import GemmSpec
-from cutlass import Float32, cute
 
 __all__ = ["fake_arguments", "launcher"]
 
@@ -60,9 +61,5 @@ def launcher(spec: GemmSpec) -> Any:
 
 
 def fake_arguments(spec: GemmSpec) -> tuple[Any, ...]:
-    """Fake ``a, b, ab12, c, alpha`` for the compiler: every extent and stride but the unit ones is symbolic."""
-    operands, (m, n, batches) = fake_operands(spec)
-    unit = 1 if spec.out_major == "n" else 0
-    ab12 = fake_matrix(spec.out_dtypes[0], (m, n, batches), unit)
-    c = fake_matrix(spec.out_dtypes[1], (m, cute.sym_int32(), batches), unit)
-    return (*operands, ab12, c, Float32(1.0))
+    """Symbolic stand-ins for (a, b, ab12, c, alpha)."""
+    return (*fake_operands(spec), *fake_outputs(spec), Float32(1.0))

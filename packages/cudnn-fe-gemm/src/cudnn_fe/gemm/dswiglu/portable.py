@@ -10,12 +10,14 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
+from cutlass import Float32, Int32, Int64, cute
+
 from cudnn_fe.core.cute.activations import sigmoid
-from cudnn_fe.core.cute.numerics import element_type
+from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.ptx_base import unsigned_divide
 from cudnn_fe.core.cute.vectors import load_vector, store_vector
-from cudnn_fe.gemm.swiglu.backward_spec import SwigluBackwardSpec
-from cutlass import Float32, Int32, Int64, cute
+from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.gemm.dswiglu.kernel_spec import DswigluSpec
 
 __all__ = ["fake_arguments", "launcher"]
 
@@ -26,8 +28,8 @@ _BATCHES = 65535  # extent of the grid's y
 _PAIR = 32  # columns of values, followed by as many of gates
 
 
-class _SwigluBackward:
-    def __init__(self, spec: SwigluBackwardSpec) -> None:
+class _Dswiglu:
+    def __init__(self, spec: DswigluSpec) -> None:
         self.line, self.inner = (0, 1) if spec.major == "n" else (1, 0)
 
     @cute.jit
@@ -139,13 +141,13 @@ def _store_gradients(loaded: _Loaded, dab12: Any) -> None:
         store_vector(dab12.element_type, _address(dab12, place), result)
 
 
-class _WithoutUpstream(_SwigluBackward):
+class _WithoutUpstream(_Dswiglu):
     @cute.jit
     def __call__(self, stream: cuda.CUstream, ab12: cute.Tensor, dc: cute.Tensor, dab12: cute.Tensor) -> None:
         self.launch(stream, ab12, dc, None, dab12)
 
 
-class _WithUpstream(_SwigluBackward):
+class _WithUpstream(_Dswiglu):
     @cute.jit
     def __call__(
         self, stream: cuda.CUstream, ab12: cute.Tensor, dc: cute.Tensor, upstream: cute.Tensor, dab12: cute.Tensor
@@ -162,7 +164,7 @@ def _load(tensor: Any, place: tuple[Any, Any, Any], count: int) -> list[Float32]
     return load_vector(tensor.element_type, _address(tensor, place), count)
 
 
-def launcher(spec: SwigluBackwardSpec) -> Any:
+def launcher(spec: DswigluSpec) -> Any:
     """The host function ``launch(stream, ab12, dc, dab12)`` of a spec, to be compiled.
 
     With ``upstream_dtype`` it is ``launch(stream, ab12, dc, upstream, dab12)``. Strides are free in every dim, zero
@@ -174,13 +176,7 @@ def launcher(spec: SwigluBackwardSpec) -> Any:
     return _WithoutUpstream(spec) if spec.upstream_dtype is None else _WithUpstream(spec)
 
 
-def fake_arguments(spec: SwigluBackwardSpec) -> tuple[Any, ...]:
+def fake_arguments(spec: DswigluSpec) -> tuple[Any, ...]:
     """Fake tensors in the launcher's order for the compiler: every extent and every stride is symbolic."""
-    m, n, half, batches = (cute.sym_int32() for _ in range(4))
-
-    def matrix(name: str, columns: Any) -> Any:
-        stride = tuple(cute.sym_int64() for _ in range(3))
-        return cute.runtime.make_fake_tensor(element_type(name), (m, columns, batches), stride)
-
-    upstream = () if spec.upstream_dtype is None else (matrix(spec.upstream_dtype, n),)
-    return (matrix(spec.ab12_dtype, n), matrix(spec.dc_dtype, half), *upstream, matrix(spec.out_dtype, n))
+    names = (spec.ab12_dtype, spec.dc_dtype, spec.upstream_dtype, spec.out_dtype)
+    return tuple(fake_tensor(name, -1, alignment=dtype(name).itemsize) for name in names if name is not None)

@@ -1,15 +1,15 @@
-"""What a SwiGLU backward kernel is compiled for: plain data, no kernel, no framework."""
+"""What a kernel of SwiGLU's derivative is compiled for: plain data, no kernel, no framework."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["SwigluBackwardSpec"]
+__all__ = ["DswigluSpec"]
 
 
 @dataclass(frozen=True, slots=True)
-class SwigluBackwardSpec:
+class DswigluSpec:
     """Everything that one compiled kernel depends on; extents, strides and alignments are met at run time.
 
     Attributes:

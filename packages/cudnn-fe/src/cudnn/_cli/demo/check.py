@@ -62,14 +62,18 @@ def checks(config: DemoConfig, outcome: Outcome) -> list[Check]:
     loss = 2.0 * gradient * start / math.sqrt(config.tokens_per_step)
     worst_loss = max((a.loss for a in outcome.agreements), key=_nan_last)
     worst = max(outcome.agreements, key=lambda a: _nan_last(a.gradient))
-    rounding = f"rounding of {config.compute_dtype} operands and bfloat16 outputs"
     found = [
-        Check("loss, equal weights", worst_loss, loss, f"{rounding}, averaged over the batch"),
-        Check("gradients, equal weights", worst.gradient, gradient, f"{rounding}; worst: {worst.where}"),
-        Check("final loss, separate trainings", abs(end - outcome.plain.end()), DRIFT * end, f"drift: {DRIFT:.0%} of it"),
+        Check("difference of the loss, equal weights", worst_loss, loss, "rounding, averaged over the batch"),
+        Check("difference of gradients, equal weights", worst.gradient, gradient, f"rounding; worst: {worst.where}"),
+        Check(
+            "difference of the final loss",
+            abs(end - outcome.plain.end()),
+            DRIFT * end,
+            f"{DRIFT:.0%} of it: rounding drifts",
+        ),
     ]
     if config.steps >= 10:
-        found.append(Check("final loss against the start", end, 0.8 * start, "the model learns: 80% of the first loss"))
+        found.append(Check("final loss, against the first", end, 0.8 * start, "80% of it: the model must learn"))
     return found
 
 

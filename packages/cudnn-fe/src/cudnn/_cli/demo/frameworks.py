@@ -25,7 +25,7 @@ class Device:
     Attributes:
         framework: ``"torch"`` or ``"jax"``.
         kind: ``"cpu"`` or ``"cuda"``.
-        description: For people: the GPU's name, or the CPU threads in use.
+        description: For people: the GPU's name, or CPU.
     """
 
     framework: str
@@ -67,7 +67,7 @@ def _torch_device(wanted: str) -> Device:
 
     if wanted != "cpu" and torch.cuda.is_available():
         return Device("torch", "cuda", torch.cuda.get_device_name())
-    return Device("torch", "cpu", f"CPU, {torch.get_num_threads()} threads")
+    return Device("torch", "cpu", "CPU")
 
 
 def _jax_device(wanted: str) -> Device:
@@ -84,8 +84,13 @@ def _jax_device(wanted: str) -> Device:
 def trainers(device: Device, config: DemoConfig, initial: Weights[NDArray[np.float32]]) -> tuple[Trainer, Trainer]:
     """The model through the op and the same model in plain framework ops, both starting from ``initial``."""
     if device.framework == "torch":
+        import torch
+
         from cudnn._cli.demo import model_torch
 
+        if device.kind == "cpu":
+            # Matrices this small gain nothing from threads, and lose tenfold where the cores have other work.
+            torch.set_num_threads(1)
         return (
             model_torch.TorchTrainer(config, initial, device.kind, model_torch.gated_by_op),
             model_torch.TorchTrainer(config, initial, device.kind, model_torch.gated_by_torch),

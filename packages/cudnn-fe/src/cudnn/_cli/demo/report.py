@@ -51,7 +51,7 @@ def print_checks(console: Console, found: list[Check], framework: str) -> None:
         (check.what, f"{check.measured:.1e}", f"{check.allowed:.1e}", _mark(check.passed), check.reason)
         for check in found
     ]
-    columns = ("difference", "measured", "allowed", "", "allowed because")
+    columns = ("check", "measured", "allowed", "", "why so much")
     console.print(table(f"Against the same model in plain {framework} ops", columns, rows, right=columns[1:3]))
 
 

@@ -23,7 +23,8 @@ from cudnn._cli.demo.report import (
 from cudnn._cli.demo.train import Outcome, sample, train
 from cudnn._cli.demo.trainer import Trainer
 from cudnn._cli.demo.weights import count, initial_weights
-from cudnn._cli.served import serving_backend
+from cudnn._cli.serving import devices, sample_problem, serving
+from cudnn_fe.core.registry import find_op
 
 __all__ = ["run"]
 
@@ -31,8 +32,7 @@ __all__ = ["run"]
 def run(console: Console, config: DemoConfig, corpus: Corpus, device: Device, seed: int, plot: Path | None) -> bool:
     """Train, report, and say whether every check passed."""
     initial = initial_weights(config, seed)
-    backend = serving_backend("gemm_swiglu_forward", device.kind)
-    print_setup(console, config, corpus, device, count(initial), backend)
+    print_setup(console, config, corpus, device, count(initial), _backend(config, device))
     ours, plain = trainers(device, config, initial)
     outcome = _train(console, config, corpus, seed, ours, plain)
     print_losses(console, outcome)
@@ -46,9 +46,15 @@ def run(console: Console, config: DemoConfig, corpus: Corpus, device: Device, se
     return print_verdict(console, found)
 
 
-def _train(
-    console: Console, config: DemoConfig, corpus: Corpus, seed: int, ours: Trainer, plain: Trainer
-) -> Outcome:
+def _backend(config: DemoConfig, device: Device) -> str:
+    op = find_op("gemm_swiglu_forward")
+    assert op is not None  # the demo requires the family
+    where = next(where for where in devices() if where.place.startswith(device.kind))
+    m, n, k = config.tokens_per_step, 2 * config.hidden, config.width
+    return serving(op, where, sample_problem(op, where.place, m=m, n=n, k=k, kind=config.compute_dtype)).backend
+
+
+def _train(console: Console, config: DemoConfig, corpus: Corpus, seed: int, ours: Trainer, plain: Trainer) -> Outcome:
     columns = (
         TextColumn("training"),
         BarColumn(bar_width=30),

@@ -1,0 +1,5 @@
+"""The command `cudnn-fe bench`."""
+
+
+def bench(op: str) -> None:
+    "x"

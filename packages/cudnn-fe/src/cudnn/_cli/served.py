@@ -1,3 +1,0 @@
-"""Stub until core lands."""
-def serving_backend(op: str, device: str) -> str:
-    return "reference"

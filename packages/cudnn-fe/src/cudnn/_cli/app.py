@@ -20,7 +20,7 @@ __all__ = ["app"]
 
 
 class OneLineErrors(TyperGroup):
-    """Turns the project's own errors into one line and exit code 2; everything else is a bug and keeps its traceback."""
+    """Turns the project's own errors into one line and exit code 2; any other is a bug and keeps its traceback."""
 
     def invoke(self, ctx: typer.Context) -> Any:
         """Run the chosen command."""

@@ -11,9 +11,10 @@ import typer
 from cudnn._cli.console import output, print_json, table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from cudnn._cli.findings import Finding
     from cudnn._cli.serving import Serving
-    from rich.console import Console
 
 __all__ = ["CacheState", "doctor"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from cudnn._cli.demo.train import Outcome
@@ -20,7 +21,7 @@ def text_chart(losses: Sequence[float], *, columns: int = 64, rows: int = 6, uni
     """A bar per group of steps; the axis starts at the lowest value, less a margin so that its bar is visible."""
     columns = min(columns, len(losses))
     edges = [index * len(losses) // columns for index in range(columns + 1)]
-    means = [sum(losses[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(losses[a:b]) / (b - a) for a, b in pairwise(edges)]
     if not all(map(math.isfinite, means)):
         return ["(the loss is not finite)"]
     glyphs = BLOCKS if unicode else ASCII

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Layer(NamedTuple, Generic[T]):
-    """One block. Projections are (out, in); ``up_gate`` is (2 * hidden, width), 32 value rows, then 32 gate rows, ..."""
+    """One block. Projections are (out, in); ``up_gate`` is (2 * hidden, width): 32 value rows, 32 gate rows, ..."""
 
     attention_norm: T
     query_key_value: T

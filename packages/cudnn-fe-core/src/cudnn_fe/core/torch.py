@@ -16,6 +16,7 @@ from cudnn_fe.core.compile import compiled
 from cudnn_fe.core.device import device as device_of
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.core.op import Op, Problem, op_named, resolve
+from cudnn_fe.core.registry import ops
 from cudnn_fe.core.settings import settings
 from cudnn_fe.core.streams import torch_stream
 
@@ -152,8 +153,11 @@ def _call_library(
 
 @torch.compiler.assume_constant_result  # tracing must not walk through the registration
 def _registered(name: str) -> bool:
+    """Register every installed op on first use: a graph that torch cached may call ops that nobody traced here."""
     if not hasattr(torch.ops.cudnn_fe, name):
-        _register(torch_op(op_named(name)))
+        for op in {op_named(name), *ops(public=False)}:
+            if not hasattr(torch.ops.cudnn_fe, op.name):
+                _register(torch_op(op))
     return True
 
 

@@ -27,7 +27,7 @@ class Settings:
     backend: str = _setting(
         "auto",
         "CUDNN_FE_BACKEND",
-        "Backend of every call that names none: `auto`, or `reference`, `portable`, `sm90`, ... meaning that or an error.",
+        "Backend of calls that name none: `auto`, or `reference`, `portable`, `sm90`, ... meaning that or an error.",
     )
     cache_dir: str = _setting(
         "",

@@ -243,5 +243,5 @@ def refuse_block_scaled(**tensors: Any) -> None:
         given,
         got="scale factors (block-scaled mode)",
         wanted="standard mode: no scale factors",
-        remedy="dequantise the operands to bfloat16, which holds MXFP8, MXFP4 and NVFP4 products exactly, and omit them",
+        remedy="dequantise the operands to bfloat16, which holds MXFP8, MXFP4 and NVFP4 values, and omit them",
     )

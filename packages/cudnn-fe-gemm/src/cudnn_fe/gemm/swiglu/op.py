@@ -150,11 +150,11 @@ FORWARD = Op(
         "Sums are float32 whatever `acc_dtype` says: float16 accumulation is served by the more exact one. "
         "FP8 products are promoted to float32 every 128 of K. float32 operands multiply as TF32 on tensor cores "
         "(relative rounding 2^-11 each) and exactly on the reference.",
-        "The activation reads the unrounded float32 sums. A gate of minus infinity gives NaN, as 0 times infinity does.",
+        "The activation reads the unrounded float32 sums. A gate of minus infinity gives NaN: 0 times infinity.",
         "Bit-equal from run to run; no atomics.",
-        "Accepted beyond the vendor: any M, K and L from 0; N need not be a multiple of the tile; operands whose rows "
-        "are not multiples of 16 bytes; padded leading dims; NumPy arrays.",
-        "The class's `execute(alpha=None)` means the constructor's alpha. The vendor's default of 1.0 there ignores it.",
+        "Accepted beyond the vendor: any M, K and L from 0; N need not be a multiple of the tile; operands whose "
+        "rows are not multiples of 16 bytes; padded leading dims; NumPy arrays.",
+        "The class's `execute(alpha=None)` means the constructor's alpha. The vendor's 1.0 ignores it.",
         "Block-scaled mode (`sfa_tensor`, `sfb_tensor`, `norm_const_tensor`) raises `NotYetSupportedError`.",
     ),
     results=("ab12_tensor", "c_tensor", "sfc_tensor", "amax_tensor"),

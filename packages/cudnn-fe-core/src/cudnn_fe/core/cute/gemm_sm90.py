@@ -23,7 +23,6 @@ BARRIER_BYTES = 1024
 WARPGROUP = 128
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
-STAGGER_NS = 0
 
 
 class GemmSm90:
@@ -44,9 +43,11 @@ class GemmSm90:
         self.block_columns = block_columns
         self.a_type, self.b_type = element_type(spec.a_dtype), element_type(spec.b_dtype)
         self.k = mainloop_sm90.STAGE_BYTES_K * 8 // self.a_type.width
-        self.consumers = tile.warpgroups_m * tile.warpgroups_n
+        self.sharing = tile.warpgroups_m * tile.warpgroups_n
+        self.consumers = 2 if tile.ping_pong else self.sharing
         self.threads = WARPGROUP * (self.consumers + 1)
         self.warpgroup_columns = tile.n // tile.warpgroups_n
+        self.row_blocks = tile.m // (64 * tile.warpgroups_m)
         self.blocks = self.warpgroup_columns // block_columns
         self.values = block_columns // 2
         self.cluster = (tile.cluster_m, tile.cluster_n, tile.split_k)
@@ -55,6 +56,9 @@ class GemmSm90:
         free = SMEM_BYTES - BARRIER_BYTES
         self.slots = 2 if (free - 2 * slot_bytes) // self.stage_bytes == (free - slot_bytes) // self.stage_bytes else 1
         self.stages = (free - self.slots * slot_bytes) // self.stage_bytes
+        mailbox_bytes = split_k.mailbox_bytes(self.blocks, self.values, tile.split_k) * self.consumers
+        if tile.split_k > 1 and (mailbox_bytes > self.stages * self.stage_bytes or self.row_blocks > 1):
+            raise ValueError(f"K split in {tile.split_k} needs more shared memory than the stages of {tile} have")
 
     def tiled_mma(self) -> Any:
         """The products of one CTA."""
@@ -141,7 +145,7 @@ class GemmSm90:
             barrier_storage=barriers,
             num_stages=self.stages,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, sharers * self.consumers * 4),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, sharers * self.sharing * 4),
             tx_count=self.stage_bytes,
             cta_layout_vmnk=cluster_layout,
             defer_sync=True,
@@ -201,30 +205,36 @@ class GemmSm90:
             if cutlass.const_expr(self.consumers == 2):
                 cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             consumer = warpgroup_index - 1
-            thread_mma = tiled_mma.get_slice(consumer * WARPGROUP)
+            turn = consumer if self.tile.ping_pong else Int32(0)
+            turns = self.consumers if self.tile.ping_pong else 1
+            thread_mma = tiled_mma.get_slice((consumer - turn) * WARPGROUP)
             tCrA = tiled_mma.make_fragment_A(thread_mma.partition_A(sA))
             tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
             acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((self.tile.m, self.tile.n)), Float32)
             state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-            if cutlass.const_expr(STAGGER_NS > 0):
-                if consumer == 1 and first + step < tiles.total():
-                    cute.arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[Int32(STAGGER_NS)])
-            for linear in cutlass.range(first, tiles.total(), step, unroll=1):
+            state = mainloop_sm90.skip(state, turn * tiles.k_tiles)
+            for linear in cutlass.range(first + turn * step, tiles.total(), step * turns, unroll=1):
                 at = tiles.coordinate(linear, rank)
                 if cutlass.const_expr(self.spec.is_fp8):
                     state = mainloop_sm90.consume_promoted(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
                 else:
                     state = mainloop_sm90.consume(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
+                if cutlass.const_expr(self.tile.ping_pong):
+                    state = mainloop_sm90.skip(state, tiles.k_tiles)
+                row = at.m * (self.tile.m // 64) + (consumer - turn) % self.tile.warpgroups_m
+                column = at.n * self.tile.warpgroups_n + (consumer - turn) // self.tile.warpgroups_m
                 if cutlass.const_expr(self.tile.split_k == 1):
-                    for block in cutlass.range_constexpr(self.blocks):
-                        fragment = cute.make_tensor(acc.iterator + block * self.values, cute.make_layout(self.values))
-                        self.store(fragment, stores, sOuts, at, consumer, Int32(block), block % self.slots, alpha)
+                    for index in cutlass.range_constexpr(self.row_blocks * self.blocks):
+                        fragment = cute.make_tensor(acc.iterator + index * self.values, cute.make_layout(self.values))
+                        where = (row + index // self.blocks, column * self.blocks + index % self.blocks, at.batch)
+                        self.store(fragment, stores, sOuts, where, consumer, index % self.slots, alpha)
                 else:
                     sums = split_k.exchange(acc, sA.iterator, consumer, rank[2], self.blocks, self.tile.split_k)
-                    for turn in cutlass.range_constexpr(split_k.turns(self.blocks, self.tile.split_k)):
-                        block = rank[2] + turn * self.tile.split_k
+                    for index in cutlass.range_constexpr(split_k.turns(self.blocks, self.tile.split_k)):
+                        block = rank[2] + index * self.tile.split_k
                         if block < self.blocks:
-                            self.store(sums[turn], stores, sOuts, at, consumer, block, turn % self.slots, alpha)
+                            where = (row, column * self.blocks + block, at.batch)
+                            self.store(sums[index], stores, sOuts, where, consumer, index % self.slots, alpha)
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
@@ -233,9 +243,8 @@ class GemmSm90:
         fragment: cute.Tensor,
         stores: tuple[TmaTile, ...],
         sOuts: list[cute.Tensor],
-        at: Any,
+        where: tuple[Int32, Int32, Int32],
         consumer: Int32,
-        block: Int32,
         slot: cutlass.Constexpr[int],
         alpha: Float32,
     ):
@@ -243,8 +252,6 @@ class GemmSm90:
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0
         barrier = pipeline.NamedBarrier(barrier_id=consumer + 1, num_threads=WARPGROUP)
-        row = at.m * (self.tile.m // 64) + consumer % self.tile.warpgroups_m
-        column = (at.n * self.tile.warpgroups_n + consumer // self.tile.warpgroups_m) * self.blocks + block
         results = self.epilogue(fragment, alpha)
         place = consumer * self.slots + slot
         if storing_warp:
@@ -260,5 +267,5 @@ class GemmSm90:
                 tSsOut, tSgOut = cpasync.tma_partition(
                     store.atom, 0, cute.make_layout(1), cute.group_modes(sOut, 0, 2), cute.group_modes(gOut, 0, 2)
                 )
-                cute.copy(store.atom, tSsOut[None, place], tSgOut[None, row, column, at.batch])
+                cute.copy(store.atom, tSsOut[None, place], tSgOut[None, *where])
             cute.arch.cp_async_bulk_commit_group()

@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu.warpgroup.mma import MmaOp, MmaTraits
 
 from cudnn_fe.core.cute.tma import TmaTile
 
-__all__ = ["consume", "consume_promoted", "make_tiled_mma", "operand_smem_layout", "produce", "swizzled_atom"]
+__all__ = ["consume", "consume_promoted", "make_tiled_mma", "operand_smem_layout", "produce", "skip", "swizzled_atom"]
 
 STAGE_BYTES_K = 128
 _ATOMS = warpgroup.SmemLayoutAtomKind
@@ -101,6 +101,13 @@ def produce(
         ring.producer_commit(state)
         state.advance()
     return state
+
+
+def skip(state: pipeline.PipelineState, stages: Int32) -> pipeline.PipelineState:
+    """The state after `stages` more stages, which another warpgroup consumes."""
+    index = state.index + stages
+    laps = index // state.stages
+    return pipeline.PipelineState(state.stages, state.count, index - laps * state.stages, state.phase ^ (laps & 1))
 
 
 def _accumulating(tiled_mma: Any, accumulate: bool) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
-__all__ = ["exchange", "turns"]
+__all__ = ["exchange", "mailbox_bytes", "turns"]
 
 WARPGROUP = 128
 VECTOR = 4
@@ -16,6 +16,11 @@ VECTOR = 4
 def turns(blocks: int, ranks: int) -> int:
     """How many blocks of its warpgroup's columns one CTA finishes, at most."""
     return -(-blocks // ranks)
+
+
+def mailbox_bytes(blocks: int, values: int, ranks: int) -> int:
+    """Shared memory that one warpgroup's incoming partial sums take."""
+    return 4 * values * WARPGROUP * ranks * turns(blocks, ranks)
 
 
 def _remote_address(local: Int32, rank: int) -> Int32:
@@ -49,7 +54,7 @@ def exchange(
 
     Args:
         acc: One thread's accumulator.
-        stages: Start of the operand stages, at least as large as the accumulators of the CTA.
+        stages: Start of the operand stages, which have room for every warpgroup's `mailbox_bytes`.
         consumer: Index of the consumer warpgroup.
         rank: This CTA's part of K.
         blocks: Blocks of the warpgroup's columns.

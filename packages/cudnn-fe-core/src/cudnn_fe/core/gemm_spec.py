@@ -55,6 +55,8 @@ class GemmSpec:
         epilogue: What becomes of the accumulator.
         tile: The configuration; a kernel without choices ignores it.
         arch: The target that the kernel is compiled for.
+        alignment: Bytes (16, 8, 4, 2 or 1, at least an element) that divide A's and B's base addresses, strides other
+            than the unit one, and unit-stride extents. The portable kernel's load width; others demand 16.
     """
 
     a_dtype: str
@@ -66,6 +68,7 @@ class GemmSpec:
     epilogue: Literal["identity", "swiglu"] = "identity"
     tile: GemmTile | None = field(default_factory=GemmTile)
     arch: str = "sm_90a"
+    alignment: int = 16
 
     @property
     def is_fp8(self) -> bool:

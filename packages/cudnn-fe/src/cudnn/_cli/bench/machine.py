@@ -43,7 +43,8 @@ def versions(cuda: bool) -> tuple[str, ...]:
     if cuda:
         import torch
 
-        found += [f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}"]
+        cudnn: Any = torch.backends.cudnn
+        found += [f"CUDA {torch.version.cuda}", f"cuDNN {cudnn.version()}"]
     return tuple(found)
 
 

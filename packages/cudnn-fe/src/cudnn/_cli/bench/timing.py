@@ -12,12 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cudnn._cli.bench.machine import sm_clock_mhz
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["ROTATION_BYTES", "Timing", "microseconds_between", "record_event", "rotation", "time_alternating"]
 
@@ -85,15 +82,13 @@ def _on_host(calls: Sequence[Call], sets: int, rounds: int) -> list[Timing]:
 
 
 def _on_gpu(calls: Sequence[Call], sets: int, rounds: int) -> list[Timing]:
-    import torch
-
     repeats = [max(1, math.ceil(_INTERVAL_US / _estimate(call, sets))) for call in calls]
     samples: list[list[float]] = [[] for _ in calls]
     clocks: list[int] = []
     sleep, position = 2e-3, 0
     turns = _turns(len(calls), rounds)
     while turns:
-        torch.cuda.synchronize()
+        _cuda().synchronize()
         _sleep(sleep)
         awake = record_event()
         pairs = []
@@ -118,9 +113,7 @@ def _on_gpu(calls: Sequence[Call], sets: int, rounds: int) -> list[Timing]:
 
 def _estimate(call: Call, sets: int) -> float:
     """Microseconds of one call, roughly and from above."""
-    import torch
-
-    torch.cuda.synchronize()
+    _cuda().synchronize()
     _sleep(1e-3)
     begin = record_event()
     for index in range(4):
@@ -129,22 +122,25 @@ def _estimate(call: Call, sets: int) -> float:
     return max(1.0, microseconds_between(begin, end) / 4)
 
 
-def record_event() -> torch.cuda.Event:
+def record_event() -> Any:
     """A timing event at this point of the current stream."""
-    import torch
-
-    event = torch.cuda.Event(enable_timing=True)
+    event: Any = _cuda().Event(enable_timing=True)
     event.record()
     return event
 
 
-def microseconds_between(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+def microseconds_between(begin: Any, end: Any) -> float:
     """Device time from one event to another; waits for the second."""
     end.synchronize()
     return float(begin.elapsed_time(end)) * 1e3
 
 
 def _sleep(seconds: float) -> None:
+    _cuda()._sleep(int(seconds * _SLEEP_CYCLES_PER_SECOND))
+
+
+def _cuda() -> Any:
+    """torch.cuda, whose functions carry no types."""
     import torch
 
-    torch.cuda._sleep(int(seconds * _SLEEP_CYCLES_PER_SECOND))
+    return torch.cuda

@@ -93,7 +93,7 @@ class TorchTrainer:
             group["lr"] = rate
         self._optimiser.zero_grad(set_to_none=True)
         loss = self._loss(self._weights, tokens)
-        loss.backward()
+        torch.autograd.backward(loss)
         self._optimiser.step()
         value = loss.item()
         if self._device.type == "cuda":

@@ -115,6 +115,8 @@ def sample(trainer: Trainer, context: int, seed: int, prompt: bytes = b"def ", l
         window = np.zeros(context, np.int32)
         window[: len(recent)] = recent
         logits = trainer.next_byte_logits(window, len(recent) - 1).astype(np.float64) / 0.6
+        if not np.isfinite(logits).all():
+            return "(the model's output is not finite)"
         chance = np.exp(logits - logits.max())
         text.append(int(generator.choice(chance.size, p=chance / chance.sum())))
     return bytes(text).decode("utf-8", "replace")

@@ -69,7 +69,7 @@ def wrong_gradient(real: Forward) -> Forward:
     """Right results, and a gradient of the weight that is 2 % too large: an optimiser like Adam hides it."""
 
     def forward(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Mapping[str, Any]:
-        return real(a, _ScaledGradient.apply(b), **options)  # type: ignore[no-untyped-call]
+        return real(a, _ScaledGradient.apply(b), **options)
 
     return forward
 

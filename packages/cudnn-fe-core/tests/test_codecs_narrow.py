@@ -102,7 +102,8 @@ def tf32_oracle(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return rounded
 
 
-@given(bits=st.lists(st.integers(0, 2**32 - 1), max_size=64))
+# One length, or JAX compiles for each.
+@given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=16, max_size=16))
 @settings(max_examples=200, deadline=None)
 def test_tf32_of_any_float32(bits: list[int]) -> None:
     check_tf32(np.asarray(bits, np.uint32).view(np.float32))

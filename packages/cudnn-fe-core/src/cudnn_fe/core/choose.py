@@ -1,0 +1,77 @@
+"""Which implementation serves a problem: every kernel may say no with a reason, and all reasons go into one error."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from cudnn_fe.core.device import Device, device
+from cudnn_fe.core.errors import BackendError
+from cudnn_fe.core.op import Kernel, Op, Problem
+from cudnn_fe.core.settings import settings
+from cudnn_fe.core.toolchain import missing_toolchain
+
+__all__ = ["REFERENCE", "Choice", "choose"]
+
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The implementation that serves a problem.
+
+    Attributes:
+        backend: Its name.
+        kernel: The kernel, or None for the reference.
+        spec: What the kernel is compiled for.
+    """
+
+    backend: str
+    kernel: Kernel | None = None
+    spec: Hashable = None
+
+
+def choose(op: Op, problem: Problem, backend: str | None = None, *, on: Device | None = None) -> Choice:
+    """Choose the implementation of one problem.
+
+    Args:
+        op: The op.
+        problem: The bound problem.
+        backend: ``None`` or ``"auto"`` lets the op decide (``CUDNN_FE_BACKEND`` sets the default); any other name
+            means that backend or an error.
+        on: The device, where the problem does not name it (JAX tracers).
+
+    Raises:
+        BackendError: Nothing serves it; the message holds every backend's reason.
+    """
+    wanted = backend or settings().backend
+    if wanted == REFERENCE:
+        return Choice(REFERENCE)
+    where = on or device(problem.device if problem.device.startswith("cuda") else "cpu")
+    if wanted == "auto" and (problem.degenerate or where.place == "cpu"):
+        return Choice(REFERENCE)
+    reasons = []
+    for kernel in op.kernels:
+        if wanted not in ("auto", kernel.backend) or (wanted == "auto" and kernel.opt_in):
+            continue
+        reason = "the operands are on the CPU" if where.place == "cpu" else None
+        reason = reason or missing_toolchain() or kernel.refuse(problem, where)
+        if reason is None:
+            if problem.degenerate:
+                return Choice(kernel.backend)
+            return Choice(kernel.backend, kernel, kernel.specialise(problem, where))
+        reasons.append(f"{kernel.backend}: {reason}")
+    known = [REFERENCE, *(kernel.backend for kernel in op.kernels)]
+    if not reasons:
+        raise BackendError(
+            "backend",
+            got=repr(wanted),
+            wanted=f"auto or one of {', '.join(known)}",
+            remedy=f"name a backend of {op.name}",
+        )
+    raise BackendError(
+        op.name,
+        got="; ".join(reasons),
+        wanted=f"a backend for {where.name} ({where.place})",
+        remedy='change what a reason names, or pass backend="reference" to run the definition itself',
+    )

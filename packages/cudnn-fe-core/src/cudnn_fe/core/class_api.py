@@ -1,0 +1,201 @@
+"""The class API: samples in, `check_support`, `compile`, then `execute` into the caller's buffers, again and again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from cudnn_fe.core.choose import choose
+from cudnn_fe.core.compile import compiled
+from cudnn_fe.core.device import device
+from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, ShapeError
+from cudnn_fe.core.experimental import announce_experimental
+from cudnn_fe.core.frameworks import common_framework
+from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.streams import torch_stream
+from cudnn_fe.core.tensor import TensorSpec, refuse_overlap, spec_of
+
+__all__ = ["OpClass"]
+
+Launch = Callable[..., None]
+
+
+class OpClass:
+    """Base of the generated classes; a subclass fixes the op and gives `__init__` and `execute` their signatures.
+
+    Attributes:
+        op: The operation.
+    """
+
+    op: ClassVar[Op]
+    _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]]]
+
+    def _set_up(self, arguments: Mapping[str, Any]) -> None:
+        announce_experimental(type(self).__name__)
+        self._arguments: Mapping[str, Any] | None = arguments
+        self._problem: Problem | None = None
+        self._outputs: tuple[TensorSpec, ...] = ()
+        self._scalars: tuple[float, ...] = ()
+        self._run: Launch | None = None
+
+    def check_support(self) -> bool:
+        """Validate the samples and find a backend; launches nothing.
+
+        Returns:
+            True.
+
+        Raises:
+            ShapeError, StrideError, DTypeError, DeviceError, OptionError: Samples outside the contract.
+            NotYetSupportedError, BackendError: Nothing serves them here; the message says why.
+        """
+        if self._problem is None:
+            assert self._arguments is not None
+            problem, outputs, scalars = type(self)._bind(self._arguments)
+            choose(self.op, problem)
+            self._problem, self._outputs, self._scalars = problem, outputs, scalars
+        return True
+
+    def compile(self) -> None:
+        """Compile or load the kernel; the second call does nothing."""
+        if self._run is not None:
+            return
+        if self._problem is None:
+            logging.getLogger(type(self).__name__).info("compile: check_support was not called, calling it")
+            self.check_support()
+        assert self._problem is not None
+        specs = [spec for spec in (*self._problem.inputs, *self._outputs) if spec is not None]
+        if self._problem.device.startswith("cuda"):
+            choice = choose(self.op, self._problem)
+            function = None
+            if choice.kernel is not None:
+                function = compiled(choice.kernel.module, choice.spec, device(self._problem.device).arch)
+            self._run = _cuda_launch(self.op, self._problem, function, specs)
+        else:
+            self._run = _reference_launch(self.op, self._problem, specs)
+        self._arguments = None
+
+    def _require_compiled(self) -> Launch:
+        if self._run is None:
+            name = type(self).__name__
+            raise NotCompiledError(
+                name, got="execute before compile", wanted="a compiled op", remedy=f"call {name}.compile() first"
+            )
+        return self._run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Compile if that has not happened, then `execute`."""
+        self.compile()
+        self.execute(*args, **kwargs)
+
+    def execute(self, *args: Any, **kwargs: Any) -> None:
+        """Launch into the caller's buffers; subclasses give the signature."""
+        raise NotImplementedError
+
+
+def _mismatch(tensor: Any, spec: TensorSpec) -> Exception:
+    found = spec_of(tensor, spec.name)
+    return ShapeError(
+        spec.name,
+        got=f"shape {found.shape}, strides {found.strides}, {found.dtype} on {found.device}",
+        wanted=f"shape {spec.shape}, strides {spec.strides}, {spec.dtype} on {spec.device}, as the sample",
+        remedy="pass tensors like the samples, or make another op object",
+    )
+
+
+def _check_pointers(tensors: tuple[Any, ...], specs: list[TensorSpec], input_count: int) -> None:
+    found = [spec_of(tensor, spec.name) for tensor, spec in zip(tensors, specs, strict=True)]
+    for now, spec in zip(found, specs, strict=True):
+        if now.alignment < spec.alignment:
+            raise AlignmentError(
+                spec.name,
+                got=f"a pointer aligned to {now.alignment} bytes",
+                wanted=f"{spec.alignment} bytes, as the sample's",
+                remedy="make the op object with a sample of the same alignment",
+            )
+    placed = [(spec, _pointer(tensor)) for spec, tensor in zip(found, tensors, strict=True)]
+    refuse_overlap(placed[:input_count], placed[input_count:])
+
+
+def _pointer(tensor: Any) -> int:
+    return int(tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.__array_interface__["data"][0])
+
+
+def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec]) -> Launch:
+    """Launch on torch tensors, or on anything else with DLPack, after cheap checks against the samples."""
+    import torch  # TVM-FFI takes its stream from torch
+
+    index = int(problem.device.partition(":")[2])
+    expected = [(spec.shape, spec.strides, getattr(torch, spec.dtype.torch)) for spec in specs]
+    checked: set[tuple[int, ...]] = set()
+    input_count = len([spec for spec in problem.inputs if spec is not None])
+
+    def check(tensors: tuple[Any, ...]) -> None:
+        for tensor, spec, (shape, strides, kind) in zip(tensors, specs, expected, strict=True):
+            if tensor.shape != shape or tensor.dtype != kind or tensor.get_device() != index:
+                raise _mismatch(tensor, spec)
+            if tensor.stride() != strides and spec_of(tensor, spec.name).strides != strides:
+                raise _mismatch(tensor, spec)
+        pointers = tuple([tensor.data_ptr() for tensor in tensors])
+        if pointers not in checked:
+            _check_pointers(tensors, specs, input_count)
+            if len(checked) >= 1024:
+                checked.clear()
+            checked.add(pointers)
+
+    def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
+        tensors = inputs + outputs
+        check(tensors)
+        if stream is not None:
+            with torch.cuda.stream(torch_stream(stream, index)):
+                launch(inputs, outputs, scalars, None)
+        elif function is None:
+            _torch_reference(op, problem, inputs, outputs, scalars)
+        elif torch.cuda.current_device() == index:
+            function(*tensors, *scalars)
+        else:
+            with torch.cuda.device(index):
+                function(*tensors, *scalars)
+
+    return launch
+
+
+def _torch_reference(op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...]) -> None:
+    import array_api_compat.torch as xp
+    import torch
+
+    with torch.no_grad():
+        for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):
+            output.copy_(result)
+
+
+def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Launch:
+    """Run the reference into CPU buffers."""
+
+    def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
+        del stream  # a CPU has none
+        tensors = inputs + outputs
+        framework = common_framework([(spec.name, tensor) for spec, tensor in zip(specs, tensors, strict=True)])
+        if framework == "jax":
+            raise FrameworkError(
+                specs[-1].name,
+                got="a JAX array on the CPU",
+                wanted="a buffer that may be written to",
+                remedy=f"use {op.jax_name or op.name}, which returns new arrays",
+            )
+        for tensor, spec in zip(tensors, specs, strict=True):
+            if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
+                raise _mismatch(tensor, spec)
+        _check_pointers(tensors, specs, len(inputs))
+        if framework == "torch":
+            _torch_reference(op, problem, inputs, outputs, scalars)
+            return
+        import array_api_compat.numpy as xp
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):
+                np.copyto(output, result)
+
+    return launch

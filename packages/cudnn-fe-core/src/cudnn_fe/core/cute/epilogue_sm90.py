@@ -1,0 +1,97 @@
+"""From accumulators to memory: an epilogue function on fragments, conversion, shared memory, TMA store.
+
+An epilogue is a plain function ``(block, alpha) -> fragments``. `block` is one thread's float32 part of a 64-row block
+of the accumulator, some columns wide; every output gets one float32 fragment, whose columns lie as the block's do.
+The columns of a block that one thread holds are the same 2 of every 8, so columns c and c + 32 meet in one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cutlass import Float32, Int32, cute
+from cutlass.cute.nvgpu import warp
+
+from cudnn_fe.core.cute.activations import swiglu
+from cudnn_fe.core.cute.mainloop_sm90 import make_tiled_mma, swizzled_atom
+from cudnn_fe.core.cute.numerics import element_type
+
+__all__ = ["Epilogue", "Output", "identity_epilogue", "swiglu_epilogue"]
+
+Epilogue = Callable[[cute.Tensor, Float32], tuple[cute.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One stored tensor.
+
+    Attributes:
+        dtype: Element type's name.
+        major: ``"n"`` or ``"m"``.
+        columns: Its columns per block of the accumulator.
+    """
+
+    dtype: str
+    major: str
+    columns: int
+
+    @property
+    def element(self) -> Any:
+        """The DSL's element type."""
+        return element_type(self.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """Shared memory for one 64-row block."""
+        return 64 * self.columns * int(self.element.width) // 8
+
+    def smem_layout(self, slots: int) -> Any:
+        """Layout (64, columns, slots), swizzled so that neither the fragment's stores nor TMA's reads collide."""
+        along_m = self.major == "m"
+        atom = swizzled_atom(self.element, 64 if along_m else self.columns, along_m)
+        return cute.tile_to_shape(atom, (64, self.columns, slots), order=(1, 0, 2) if along_m else (0, 1, 2))
+
+    def fragment_store(self) -> cute.TiledCopy:
+        """The copy of a warpgroup's fragment, in accumulator layout, to shared memory."""
+        along_m = self.major == "m"
+        if self.element.width == 16:
+            op: Any = warp.StMatrix8x8x16bOp(along_m, 4)
+            atom = cute.make_copy_atom(op, self.element)
+        else:
+            pair = self.element.width * (1 if along_m else 2)
+            atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.element, num_bits_per_copy=pair)
+        layout_mma = make_tiled_mma(
+            element_type("bfloat16"), element_type("bfloat16"), ("k", "k"), self.columns, (1, 1)
+        )
+        return cute.make_tiled_copy_C(atom, layout_mma)
+
+
+def identity_epilogue(block: cute.Tensor, alpha: Float32) -> tuple[cute.Tensor, ...]:
+    """``alpha * acc``."""
+    scaled = cute.make_rmem_tensor(block.shape, Float32)
+    for i in range(cute.size(block)):
+        scaled[i] = block[i] * alpha
+    return (scaled,)
+
+
+def swiglu_epilogue(block: cute.Tensor, alpha: Float32) -> tuple[cute.Tensor, ...]:
+    """``alpha * acc`` and, from its 32 value and 32 gate columns, SwiGLU."""
+    (scaled,) = identity_epilogue(block, alpha)
+    half = cute.size(block) // 2
+    activated = cute.make_rmem_tensor((half,), Float32)
+    for i in range(half):
+        activated[i] = swiglu(scaled[i], scaled[half + i])
+    return scaled, activated
+
+
+def store_fragment(output: Output, fragment: cute.Tensor, smem: cute.Tensor, thread: Int32) -> None:
+    """Converts one thread's fragment and writes it to its place in `smem` (64, columns)."""
+    copy = output.fragment_store()
+    target = copy.get_slice(thread).partition_D(smem)
+    converted = cute.make_rmem_tensor(((2, 2, output.columns // 8), 1, 1), output.element)
+    flat = cute.make_tensor(converted.iterator, cute.make_layout(cute.size(converted)))
+    values = cute.make_tensor(fragment.iterator, cute.make_layout(cute.size(converted)))
+    flat.store(values.load().to(output.element))
+    cute.copy(copy, copy.retile(converted), target)

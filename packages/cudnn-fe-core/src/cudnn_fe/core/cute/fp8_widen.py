@@ -1,0 +1,44 @@
+"""Exact conversion of FP8 to fp16 by integer arithmetic alone: SM80 has no FP8 conversion instruction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import Int32
+
+from cudnn_fe.core.cute.ptx_base import permute_bytes
+
+__all__ = ["E4M3_SCALE", "widen_fp8"]
+
+E4M3_SCALE = 2.0**8
+"""`widen_fp8` gives E4M3 values divided by this."""
+
+
+def widen_fp8(word: Any, name: str) -> list[Int32]:
+    """Two words of fp16 pairs from one word of four FP8 elements, in order.
+
+    E5M2 is the upper byte of an fp16. E4M3 gets its exponent bits in the low four of fp16's five, which divides it by
+    2**8 (bias 15 against 7), subnormals included: all its values stay exact, and the caller scales the accumulators,
+    which costs nothing beside a multiplication of every operand element. The NaN code (all ones) must not become
+    480: adding one to the seven magnitude bits carries into bit 7 for that code only, and the carry lands on the
+    exponent's fifth bit, which makes a NaN.
+
+    Args:
+        word: Four FP8 elements.
+        name: ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
+    """
+    if name == "float8_e5m2":
+        return [permute_bytes(word, Int32(0), 0x1404), permute_bytes(word, Int32(0), 0x3424)]
+    magnitude = word & Int32(0x7F7F7F7F)
+    flagged = magnitude | ((magnitude + Int32(0x01010101)) & _signed(0x80808080))
+    halves = []
+    for selector in (0x1404, 0x3424):
+        # Shifting the pair moves a bit across the halves only from the upper half's low byte, which is zero.
+        value = (permute_bytes(flagged, Int32(0), selector) >> 1) & Int32(0x7FFF7FFF)
+        sign = permute_bytes(word, Int32(0), selector) & _signed(0x80008000)
+        halves.append(value | sign)
+    return halves
+
+
+def _signed(bits: int) -> Int32:
+    return Int32(bits - (1 << 32) if bits >> 31 else bits)

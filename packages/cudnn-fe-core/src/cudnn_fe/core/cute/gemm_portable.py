@@ -1,0 +1,70 @@
+"""What the portable GEMM kernels of all ops share: plans from a spec, the block's work up to the staged tile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import Float32, cute
+from cutlass.memory import SmemAllocator
+
+from cudnn_fe.core.cute.arguments import fake_tensor
+from cudnn_fe.core.cute.loaders_plain import OperandPlan
+from cudnn_fe.core.cute.mainloop_mma import ACCUMULATORS, MainLoop, TileCoordinates, tile_coordinates
+from cudnn_fe.core.cute.store_plain import StagedTile
+from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.core.gemm_spec import GemmSpec
+
+__all__ = ["PortableGemm", "fake_operands", "fake_outputs", "half_columns"]
+
+
+class PortableGemm:
+    """The part of a portable GEMM kernel that ends with the scaled sums in shared memory.
+
+    Args:
+        spec: What the kernel is compiled for.
+    """
+
+    def __init__(self, spec: GemmSpec) -> None:
+        plans = [
+            OperandPlan(dtype(name), major, spec.alignment)
+            for name, major in ((spec.a_dtype, spec.a_major), (spec.b_dtype, spec.b_major))
+        ]
+        self.main_loop = MainLoop(*plans)
+        self.out_major = spec.out_major
+        self.shared_bytes = max(self.main_loop.shared_bytes, StagedTile.size(spec.out_major))
+
+    @cute.jit
+    def staged(self, a: cute.Tensor, b: cute.Tensor, alpha: Float32) -> Any:
+        """Compute this block's tile of ``alpha * A * B^T``; K = 0 gives zeros.
+
+        Returns:
+            The `StagedTile`, readable by every thread, and its `TileCoordinates`.
+        """
+        tile = tile_coordinates(cute.arch.block_idx()[0], a.shape[0], b.shape[0])
+        memory = SmemAllocator().allocate(self.shared_bytes, 128)
+        shared = memory.toint()
+        sums = cute.make_rmem_tensor(ACCUMULATORS, Float32)
+        self.main_loop.run(a, b, tile, shared, sums)
+        staged = StagedTile(self.out_major, shared)
+        staged.write(sums, self.main_loop.scale, alpha)
+        cute.arch.sync_threads()
+        return staged, tile
+
+
+def half_columns(tile: TileCoordinates) -> TileCoordinates:
+    """The tile of an output with half as many columns."""
+    return TileCoordinates(tile.row, tile.column // 2, tile.batch)
+
+
+def fake_operands(spec: GemmSpec) -> tuple[Any, Any]:
+    """Stand-ins for A and B, aligned as the spec says."""
+    return (
+        fake_tensor(spec.a_dtype, 1 if spec.a_major == "k" else 0, alignment=spec.alignment),
+        fake_tensor(spec.b_dtype, 1 if spec.b_major == "k" else 0, alignment=spec.alignment),
+    )
+
+
+def fake_outputs(spec: GemmSpec) -> tuple[Any, ...]:
+    """Stand-ins for the outputs, aligned to their elements."""
+    contiguous = 1 if spec.out_major == "n" else 0
+    return tuple(fake_tensor(name, contiguous, alignment=dtype(name).itemsize) for name in spec.out_dtypes)

@@ -1,0 +1,251 @@
+"""The persistent, warp-specialised GEMM kernel for Hopper: one warpgroup loads, the others multiply and store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32, cute, pipeline
+from cutlass.cute.nvgpu import cpasync
+
+from cudnn_fe.core.cute import epilogue_sm90, mainloop_sm90
+from cudnn_fe.core.cute.epilogue_sm90 import Epilogue, Output
+from cudnn_fe.core.cute.numerics import element_type
+from cudnn_fe.core.cute.tile_scheduler import DenseTiles
+from cudnn_fe.core.cute.tma import TmaTile, load_tile, store_tile, tma_view
+from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile
+
+__all__ = ["GemmSm90"]
+
+SMEM_BYTES = 227 * 1024
+BARRIER_BYTES = 1024
+WARPGROUP = 128
+PRODUCER_REGISTERS = 40
+CONSUMER_REGISTERS = 232
+
+
+class GemmSm90:
+    """A GEMM for one `GemmSpec`, its outputs and its epilogue.
+
+    Args:
+        spec: Operand types and majors, and the tile.
+        outputs: What is stored, in the epilogue's order.
+        epilogue: The function from a block of accumulators to the outputs' fragments.
+        block_columns: Accumulator columns that one call of the epilogue sees.
+    """
+
+    def __init__(self, spec: GemmSpec, outputs: tuple[Output, ...], epilogue: Epilogue, block_columns: int) -> None:
+        tile = spec.tile or GemmTile()
+        self.spec, self.tile, self.outputs, self.epilogue = spec, tile, outputs, epilogue
+        self.block_columns = block_columns
+        self.a_type, self.b_type = element_type(spec.a_dtype), element_type(spec.b_dtype)
+        self.k = mainloop_sm90.STAGE_BYTES_K * 8 // self.a_type.width
+        self.consumers = tile.warpgroups_m * tile.warpgroups_n
+        self.threads = WARPGROUP * (self.consumers + 1)
+        self.warpgroup_columns = tile.n // tile.warpgroups_n
+        self.blocks = self.warpgroup_columns // block_columns
+        self.cluster = (tile.cluster_m, tile.cluster_n, tile.split_k)
+        self.stage_bytes = (tile.m + tile.n) * mainloop_sm90.STAGE_BYTES_K
+        slot_bytes = self.consumers * sum(output.bytes for output in outputs)
+        free = SMEM_BYTES - BARRIER_BYTES
+        self.slots = 2 if (free - 2 * slot_bytes) // self.stage_bytes == (free - slot_bytes) // self.stage_bytes else 1
+        self.stages = (free - self.slots * slot_bytes) // self.stage_bytes
+
+    def tiled_mma(self) -> Any:
+        """The products of one CTA; FP8 splits 256 columns in two, to leave registers for the promotion."""
+        columns = self.warpgroup_columns
+        if self.spec.is_fp8 and columns > 128:
+            columns //= 2
+        majors = (self.spec.a_major, self.spec.b_major)
+        return mainloop_sm90.make_tiled_mma(
+            self.a_type, self.b_type, majors, columns, (self.tile.warpgroups_m, self.tile.warpgroups_n)
+        )
+
+    def a_layout(self) -> Any:
+        """A's stages."""
+        return mainloop_sm90.operand_smem_layout(self.a_type, self.spec.a_major, self.tile.m, self.k, self.stages)
+
+    def b_layout(self) -> Any:
+        """B's stages."""
+        return mainloop_sm90.operand_smem_layout(self.b_type, self.spec.b_major, self.tile.n, self.k, self.stages)
+
+    @cute.jit
+    def __call__(
+        self,
+        stream: CUstream,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        outs: tuple[cute.Tensor, ...],
+        alpha: Float32,
+    ):
+        tile = self.tile
+        a = tma_view(a, 1 if self.spec.a_major == "k" else 0)
+        b = tma_view(b, 1 if self.spec.b_major == "k" else 0)
+        internal = cutlass.TFloat32 if self.a_type.width == 32 else None
+        load_a = load_tile(a, cute.slice_(self.a_layout(), (None, None, 0)), (tile.m, self.k), tile.cluster_n, internal)
+        load_b = load_tile(b, cute.slice_(self.b_layout(), (None, None, 0)), (tile.n, self.k), tile.cluster_m, internal)
+        stores = []
+        for output, out in zip(self.outputs, outs, strict=True):
+            view = tma_view(out, 1 if output.major == "n" else 0)
+            stores.append(store_tile(view, cute.slice_(output.smem_layout(1), (None, None, 0)), (64, output.columns)))
+        extents = (a.shape[0], b.shape[0], a.shape[1], a.shape[2])
+        clusters = cutlass.min(self.schedule(extents).total(), tile.persistent_ctas // cute.size(self.cluster))
+        self.kernel(load_a, load_b, tuple(stores), self.tiled_mma(), extents, alpha).launch(
+            grid=(tile.cluster_m, tile.cluster_n, tile.split_k * clusters),
+            block=(self.threads, 1, 1),
+            cluster=self.cluster,
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    def schedule(self, extents: tuple[Int32, Int32, Int32, Int32]) -> DenseTiles:
+        """The tile order."""
+        return DenseTiles.of(extents, (self.tile.m, self.tile.n, self.k), self.cluster, self.tile.group_m)
+
+    @cute.kernel
+    def kernel(
+        self,
+        load_a: TmaTile,
+        load_b: TmaTile,
+        stores: tuple[TmaTile, ...],
+        tiled_mma: cute.TiledMma,
+        extents: tuple[Int32, Int32, Int32, Int32],
+        alpha: Float32,
+    ):
+        thread = cute.arch.thread_idx()[0]
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        warpgroup_index = cute.arch.make_warp_uniform(thread // WARPGROUP)
+        if warp == 0:
+            cpasync.prefetch_descriptor(load_a.atom)
+            cpasync.prefetch_descriptor(load_b.atom)
+            for store in stores:
+                cpasync.prefetch_descriptor(store.atom)
+
+        smem = cutlass.memory.SmemAllocator()
+        barriers = smem.allocate_array(cutlass.Int64, 2 * self.stages, byte_alignment=16)
+        a_layout, b_layout = self.a_layout(), self.b_layout()
+        sA = smem.allocate_tensor(self.a_type, a_layout.outer, 1024, swizzle=a_layout.inner)
+        sB = smem.allocate_tensor(self.b_type, b_layout.outer, 1024, swizzle=b_layout.inner)
+        sOuts = []
+        for output in self.outputs:
+            layout = output.smem_layout(self.slots * self.consumers)
+            sOuts.append(smem.allocate_tensor(output.element, layout.outer, 1024, swizzle=layout.inner))
+
+        cluster_layout = cute.make_layout((1, *self.cluster))
+        rank = tuple(cute.arch.block_in_cluster_idx())
+        sharers = self.tile.cluster_m + self.tile.cluster_n - 1
+        ring = pipeline.PipelineTmaAsync.create(
+            barrier_storage=barriers,
+            num_stages=self.stages,
+            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, sharers * self.consumers * 4),
+            tx_count=self.stage_bytes,
+            cta_layout_vmnk=cluster_layout,
+            defer_sync=True,
+        )
+        cluster_size = cute.size(self.cluster)
+        pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
+
+        gA = cute.local_tile(load_a.tensor, (self.tile.m, self.k), (None, None, None))
+        gB = cute.local_tile(load_b.tensor, (self.tile.n, self.k), (None, None, None))
+        tAsA, tAgA = cpasync.tma_partition(
+            load_a.atom,
+            rank[1],
+            cute.make_layout(self.tile.cluster_n),
+            cute.group_modes(sA, 0, 2),
+            cute.group_modes(gA, 0, 2),
+        )
+        tBsB, tBgB = cpasync.tma_partition(
+            load_b.atom,
+            rank[0],
+            cute.make_layout(self.tile.cluster_m),
+            cute.group_modes(sB, 0, 2),
+            cute.group_modes(gB, 0, 2),
+        )
+        tiles = self.schedule(extents)
+        first = cute.arch.block_idx()[2] // self.tile.split_k
+        step = cute.arch.grid_dim()[2] // self.tile.split_k
+        pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
+
+        if warpgroup_index == 0:
+            if cutlass.const_expr(self.consumers == 2):
+                cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
+            if warp == 0:
+                coordinates = (0, *rank)
+                a_mask = cpasync.create_tma_multicast_mask(cluster_layout, coordinates, 2)
+                b_mask = cpasync.create_tma_multicast_mask(cluster_layout, coordinates, 1)
+                a_mask = a_mask if self.tile.cluster_n > 1 else None
+                b_mask = b_mask if self.tile.cluster_m > 1 else None
+                state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
+                for linear in cutlass.range(first, tiles.total(), step, unroll=1):
+                    at = tiles.coordinate(linear, rank)
+                    state = mainloop_sm90.produce(
+                        ring,
+                        state,
+                        load_a,
+                        load_b,
+                        tAgA[None, at.m, None, at.batch],
+                        tAsA,
+                        tBgB[None, at.n, None, at.batch],
+                        tBsB,
+                        at.k_first,
+                        tiles.k_tiles,
+                        a_mask,
+                        b_mask,
+                    )
+                ring.producer_tail(state)
+        else:
+            if cutlass.const_expr(self.consumers == 2):
+                cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+            consumer = warpgroup_index - 1
+            thread_mma = tiled_mma.get_slice(consumer * WARPGROUP)
+            tCrA = tiled_mma.make_fragment_A(thread_mma.partition_A(sA))
+            tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
+            acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((self.tile.m, self.tile.n)), Float32)
+            state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+            for linear in cutlass.range(first, tiles.total(), step, unroll=1):
+                at = tiles.coordinate(linear, rank)
+                if cutlass.const_expr(self.spec.is_fp8):
+                    state = mainloop_sm90.consume_promoted(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
+                else:
+                    state = mainloop_sm90.consume(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
+                self.store(acc, stores, sOuts, at, consumer, thread % WARPGROUP, warp % 4, alpha)
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def store(
+        self,
+        acc: cute.Tensor,
+        stores: tuple[TmaTile, ...],
+        sOuts: list[cute.Tensor],
+        at: Any,
+        consumer: Int32,
+        thread: Int32,
+        warp: Int32,
+        alpha: Float32,
+    ):
+        """Runs the epilogue block by block; each warpgroup keeps its own buffers and barrier, so they may drift."""
+        values = self.block_columns // 2
+        barrier = pipeline.NamedBarrier(barrier_id=consumer + 1, num_threads=WARPGROUP)
+        row = at.m * (self.tile.m // 64) + consumer % self.tile.warpgroups_m
+        column = (at.n * self.tile.warpgroups_n + consumer // self.tile.warpgroups_m) * self.blocks
+        for block in cutlass.range_constexpr(self.blocks):
+            fragment = cute.make_tensor(acc.iterator + block * values, cute.make_layout(values))
+            results = self.epilogue(fragment, alpha)
+            slot = consumer * self.slots + block % self.slots
+            if warp == 0:
+                cute.arch.cp_async_bulk_wait_group(self.slots - 1, read=True)
+            barrier.arrive_and_wait()
+            for output, result, sOut in zip(self.outputs, results, sOuts, strict=True):
+                epilogue_sm90.store_fragment(output, result, sOut[None, None, slot], thread)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            barrier.arrive_and_wait()
+            if warp == 0:
+                for output, store, sOut in zip(self.outputs, stores, sOuts, strict=True):
+                    gOut = cute.local_tile(store.tensor, (64, output.columns), (None, None, None))
+                    tSsOut, tSgOut = cpasync.tma_partition(
+                        store.atom, 0, cute.make_layout(1), cute.group_modes(sOut, 0, 2), cute.group_modes(gOut, 0, 2)
+                    )
+                    cute.copy(store.atom, tSsOut[None, slot], tSgOut[None, row, column + block, at.batch])
+                cute.arch.cp_async_bulk_commit_group()

@@ -1,0 +1,74 @@
+"""What a GEMM kernel is compiled for, and how a problem's shape picks it: plain data, no kernel, no framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cudnn_fe.core.dtypes import dtype
+
+__all__ = ["GemmSpec", "GemmTile", "Major"]
+
+Major = Literal["k", "mn"]
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTile:
+    """The part of a kernel's configuration that does not follow from the operands.
+
+    Attributes:
+        m: Rows of one CTA's output tile, 64 or 128.
+        n: Columns of one CTA's output tile.
+        warpgroups_m: Consumer warpgroups side by side along M; each owns 64 rows.
+        warpgroups_n: Consumer warpgroups side by side along N.
+        cluster_m: CTAs along M that share one tile of B through multicast.
+        cluster_n: CTAs along N that share one tile of A through multicast.
+        split_k: CTAs of a cluster that each sum a part of K for the same output tile.
+        group_m: Cluster rows visited together before the order moves on along N; sets what L2 holds.
+        persistent_ctas: Most CTAs launched; each then walks over several tiles.
+    """
+
+    m: int = 128
+    n: int = 256
+    warpgroups_m: int = 2
+    warpgroups_n: int = 1
+    cluster_m: int = 2
+    cluster_n: int = 1
+    split_k: int = 1
+    group_m: int = 8
+    persistent_ctas: int = 132
+
+
+@dataclass(frozen=True, slots=True)
+class GemmSpec:
+    """Everything that one compiled GEMM depends on; extents and strides stay symbolic.
+
+    Attributes:
+        a_dtype: Element type of A (M, K, L).
+        b_dtype: Element type of B (N, K, L).
+        out_dtypes: Element types of the outputs, in the op's order.
+        a_major: ``"k"`` when K is A's unit-stride dimension, ``"mn"`` when M is.
+        b_major: ``"k"`` when K is B's unit-stride dimension, ``"mn"`` when N is.
+        out_major: ``"n"`` or ``"m"``: the outputs' unit-stride dimension.
+        epilogue: What becomes of the accumulator.
+        tile: The configuration; a kernel without choices ignores it.
+        arch: The target that the kernel is compiled for.
+        alignment: Bytes (16, 8, 4, 2 or 1, at least an element) that divide A's and B's base addresses, strides other
+            than the unit one, and unit-stride extents. The portable kernel's load width; others demand 16.
+    """
+
+    a_dtype: str
+    b_dtype: str
+    out_dtypes: tuple[str, ...]
+    a_major: Major = "k"
+    b_major: Major = "k"
+    out_major: Literal["n", "m"] = "n"
+    epilogue: Literal["identity", "swiglu"] = "identity"
+    tile: GemmTile | None = field(default_factory=GemmTile)
+    arch: str = "sm_90a"
+    alignment: int = 16
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the operands are FP8, whose products lose bits unless promoted to float32 along K."""
+        return dtype(self.a_dtype).is_fp8

@@ -1,0 +1,197 @@
+"""JAX arrays through an op: the kernel on CUDA, the reference on CPU, in one function that jit, grad and vmap take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+from importlib import import_module
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cudnn_fe.core.call import Options, Permuted, bind_operands, physical_order
+from cudnn_fe.core.choose import Choice, choose
+from cudnn_fe.core.device import Device, compile_target
+from cudnn_fe.core.errors import FrameworkError
+from cudnn_fe.core.frameworks import framework_of
+from cudnn_fe.core.gradient import Gradient
+from cudnn_fe.core.op import Op, Problem, resolve
+from cudnn_fe.core.tensor import TensorSpec
+
+__all__ = ["as_jax", "call_jax"]
+
+Arrays = tuple[Any, ...]
+
+
+def call_jax(op: Op, operands: Arrays, options: Options, scalars: tuple[float, ...], backend: str | None) -> Arrays:
+    """Run an op on JAX arrays or tracers; `Permuted` operands are seen in their permuted order.
+
+    Everything but the arrays is static. Under ``jit`` this traces; outside, a jitted function per problem is kept.
+    """
+    if op.gradient is not None and not any(isinstance(o, Permuted) for o in operands):
+        return _differentiable(op, options, scalars, backend)(*operands)
+    return _forward(op, operands, options, scalars, backend)
+
+
+def as_jax(name: str, array: Any) -> jax.Array:
+    """A JAX array from one, a tracer or a NumPy array.
+
+    Raises:
+        FrameworkError: Another framework's array, which would need a copy that nobody asked for.
+    """
+    if framework_of(array, operand=name) not in ("jax", "numpy"):
+        raise FrameworkError(
+            name, got=f"{type(array).__qualname__}", wanted="a JAX or NumPy array", remedy="use jax.dlpack.from_dlpack"
+        )
+    return jnp.asarray(array)
+
+
+def _forward(op: Op, operands: Arrays, options: Options, scalars: tuple[float, ...], backend: str | None) -> Arrays:
+    problem = bind_operands(op, operands, dict(options))
+    present = [
+        (o, spec) for o, spec in zip(operands, problem.inputs, strict=True) if o is not None and spec is not None
+    ]
+    physical = tuple(_to_physical(o, spec) for o, spec in present)
+    run = _jitted(op, _placeless(problem), scalars, backend)
+    return tuple(_to_logical(x, spec) for x, spec in zip(run(*physical), problem.outputs, strict=True))
+
+
+def _placeless(problem: Problem) -> Problem:
+    """The problem with every operand traced: compiled functions of JAX are not bound to a device."""
+    changes = {
+        name: replace(spec, device="traced")
+        for name, spec in zip(problem.operands, problem.inputs, strict=True)
+        if spec is not None
+    }
+    return replace(problem, **changes)
+
+
+def _to_physical(operand: Any, spec: TensorSpec) -> Any:
+    """The array as it lies in memory, outermost dim first: a bitcast for XLA, since JAX arrays are row-major."""
+    order = physical_order(spec)
+    if isinstance(operand, Permuted):
+        return jnp.transpose(operand.array, tuple(operand.dims[dim] for dim in order))
+    return jnp.transpose(operand, order)
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(order.index(dim) for dim in range(len(order)))
+
+
+def _to_logical(array: Any, spec: TensorSpec) -> Any:
+    return jnp.transpose(array, _inverse(physical_order(spec)))
+
+
+@lru_cache(maxsize=1024)
+def _jitted(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str | None) -> Callable[..., Arrays]:
+    """A jitted function of physical arrays."""
+    single = partial(_lowered, op, problem, scalars, backend)
+
+    @jax.custom_batching.custom_vmap
+    def run(*arrays: Any) -> Arrays:
+        return single(*arrays)
+
+    @run.def_vmap
+    def batch(size: int, in_batched: Any, *arrays: Any) -> Any:
+        stacked = tuple(
+            x if batched else jnp.broadcast_to(x, (size, *x.shape))
+            for x, batched in zip(arrays, in_batched, strict=True)
+        )
+        wide = problem.batched(size)
+        if wide is None:
+            results = jax.lax.map(lambda xs: run(*xs), stacked)
+        else:
+            # The batch becomes the outermost dim in memory: the place of the extent-1 dim that it replaces.
+            flat = tuple(
+                x.reshape(_physical_shape(spec)) for x, spec in zip(stacked, _present(wide.inputs), strict=True)
+            )
+            outputs = _jitted(op, wide, scalars, backend)(*flat)
+            results = tuple(
+                y.reshape((size, *_physical_shape(spec))) for y, spec in zip(outputs, problem.outputs, strict=True)
+            )
+        return results, (True,) * len(results)
+
+    return jax.jit(run)  # type: ignore[no-any-return]
+
+
+def _present(specs: tuple[TensorSpec | None, ...]) -> list[TensorSpec]:
+    return [spec for spec in specs if spec is not None]
+
+
+def _physical_shape(spec: TensorSpec) -> tuple[int, ...]:
+    return tuple(spec.shape[dim] for dim in physical_order(spec))
+
+
+def _lowered(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str | None, *arrays: Any) -> Arrays:
+    target = compile_target()
+    # A backend that is named must serve: on a machine without a target the CPU's refusal says why it cannot.
+    choice = choose(op, problem, backend, on=target or Device("cpu"))
+    reference = partial(_reference, op, problem, scalars)
+    if choice.kernel is None and (backend is not None or target is None or problem.degenerate):
+        return reference(*arrays)
+    kernel = partial(_kernel, op, problem, choice, scalars)
+    return tuple(jax.lax.platform_dependent(*arrays, cuda=kernel, cpu=reference, tpu=reference))
+
+
+def _reference(op: Op, problem: Problem, scalars: tuple[float, ...], *arrays: Any) -> Arrays:
+    given = iter(arrays)
+    logical = [None if spec is None else _to_logical(next(given), spec) for spec in problem.inputs]
+    results = op.run_reference(problem, jnp, *logical, *scalars)
+    return tuple(jnp.transpose(y, physical_order(spec)) for y, spec in zip(results, problem.outputs, strict=True))
+
+
+def _kernel(op: Op, problem: Problem, choice: Choice, scalars: tuple[float, ...], *arrays: Any) -> Arrays:
+    """The kernel as an XLA custom call; compiled when XLA lowers for CUDA."""
+    from cutlass.jax import TensorSpec as Layout  # takes seconds: only where there is a CUDA target
+    from cutlass.jax import cutlass_call
+
+    assert choice.kernel is not None
+    module = import_module(choice.kernel.module)
+
+    def layout(spec: TensorSpec) -> Any:
+        return Layout(mode=_inverse(physical_order(spec)))
+
+    call = cutlass_call(
+        module.launcher(choice.spec),
+        output_shape_dtype=[
+            jax.ShapeDtypeStruct(_physical_shape(spec), jnp.dtype(spec.dtype.name)) for spec in problem.outputs
+        ],
+        input_spec=[layout(spec) for spec in _present(problem.inputs)],
+        output_spec=[layout(spec) for spec in problem.outputs],
+        compile_key=(choice.kernel.module, choice.spec),
+        **dict(zip(op.scalars, scalars, strict=True)),
+    )
+    return tuple(call(*arrays))
+
+
+@lru_cache(maxsize=1024)
+def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backend: str | None) -> Callable[..., Arrays]:
+    """The op as a function of arrays with its own derivative rule."""
+    assert op.gradient is not None
+    rule: Gradient = resolve(op.gradient)
+
+    @jax.custom_vjp
+    def run(*operands: Any) -> Arrays:
+        return _forward(op, operands, options, scalars, backend)
+
+    def forward(*operands: Any) -> tuple[Arrays, Arrays]:
+        values = tuple(operand.value for operand in operands)
+        rule.check(tuple(x.dtype for x in values if x is not None))
+        outputs = _forward(op, values, options, scalars, backend)
+        return outputs, rule.save(values, outputs)
+
+    def backward(saved: Arrays, cotangents: Arrays) -> Arrays:
+        dense = tuple(None if _is_zero(ct) else ct for ct in cotangents)
+        needed = (True,) * len(op.problem.operands)
+        if all(ct is None for ct in dense):
+            return tuple(jnp.zeros_like(x) for x in saved[: len(needed)])
+        return rule.backward(saved, dense, scalars, needed, backend)
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    return run  # type: ignore[no-any-return]
+
+
+def _is_zero(cotangent: Any) -> bool:
+    return isinstance(cotangent, jax.custom_derivatives.SymbolicZero)

@@ -1,0 +1,140 @@
+"""Legacy names from tables: functions and classes with the exact parameters of cudnn-frontend 1.32.
+
+The functions are made from their signature's text, as dataclasses are, so that they cost what a hand-written
+function costs and ``inspect.signature`` and editors show the real parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cudnn_fe.core.class_api import OpClass
+from cudnn_fe.core.errors import NotYetSupportedError
+from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.tensor import TensorSpec
+
+__all__ = ["LegacyClass", "LegacyFunction", "make_class", "make_function"]
+
+Bind = Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]]
+
+
+@dataclass(frozen=True)
+class LegacyFunction:
+    """A wrapper or JAX entry under its old name.
+
+    Attributes:
+        name: Public name.
+        target: The new function; parameters of the same names are handed to it.
+        parameters: The old signature's text, without parentheses.
+    """
+
+    name: str
+    target: Callable[..., Any]
+    parameters: str
+
+
+@dataclass(frozen=True)
+class LegacyClass:
+    """A class of the class API.
+
+    Attributes:
+        name: Public name.
+        op: The operation.
+        parameters: The constructor's signature text, without ``self``.
+        execute: The signature text of ``execute``, without ``self``.
+        inputs: Its parameters that are kernel inputs, in order.
+        outputs: Its parameters that are kernel outputs, in order.
+        scalars: Its parameters that are numbers; None there means the constructor's value.
+        absent: Its parameters that must be None in the modes served.
+        bind: From the constructor's arguments to the problem, the outputs' specs and the scalars.
+    """
+
+    name: str
+    op: Op
+    parameters: str
+    execute: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    scalars: tuple[str, ...]
+    absent: tuple[str, ...]
+    bind: Bind
+
+
+def _names(parameters: str) -> list[str]:
+    return [part.split("=")[0].split(":")[0].strip() for part in _split(parameters)]
+
+
+def _split(parameters: str) -> list[str]:
+    """The parameters of a signature's text; commas inside parentheses do not separate."""
+    scope: dict[str, Any] = {}
+    exec(f"def probe({parameters}): pass", scope)  # the text comes from a table of this project
+    return [str(parameter) for parameter in inspect.signature(scope["probe"]).parameters.values()]
+
+
+def _define(name: str, source: str, scope: dict[str, Any], module: str, doc: str) -> Callable[..., Any]:
+    exec(source, scope)  # likewise
+    function: Callable[..., Any] = scope[name]
+    function.__module__, function.__doc__ = module, doc
+    return function
+
+
+def make_function(row: LegacyFunction, module: str) -> Callable[..., Any]:
+    """The function of a row; ``module`` becomes its ``__module__``."""
+    passed = ", ".join(f"{name}={name}" for name in _names(row.parameters))
+    source = f"def {row.name}({row.parameters}):\n    return _target({passed})"
+    doc = f"`{row.target.__name__}` under its name in cudnn-frontend 1.32.\n\n{inspect.getdoc(row.target) or ''}"
+    function = _define(row.name, source, {"_target": row.target}, module, doc)
+    function.__qualname__ = row.name
+    return function
+
+
+def make_class(row: LegacyClass, module: str) -> type[OpClass]:
+    """The class of a row; ``module`` becomes its ``__module__``."""
+    collected = ", ".join(f"{name!r}: {name}" for name in _names(row.parameters))
+    init = _define(
+        "__init__",
+        f"def __init__(self, {row.parameters}):\n    self._set_up({{{collected}}})",
+        {},
+        module,
+        "Record the samples' metadata and the options; nothing is compiled or launched.",
+    )
+
+    def tuple_of(names: list[str]) -> str:
+        return "(" + "".join(f"{name}, " for name in names) + ")"
+
+    scalars = [f"self._scalars[{i}] if {name} is None else {name}" for i, name in enumerate(row.scalars)]
+    stream = next(name for name in ("current_stream", "stream") if name in _names(row.execute))
+    lines = [f"def execute(self, {row.execute}):"]
+    if row.absent:
+        lines.append(f"    if not ({' is '.join((*row.absent, 'None'))}):")
+        lines.append(f"        _refuse({{{', '.join(f'{name!r}: {name}' for name in row.absent)}}})")
+    lines.append("    run = self._run or self._require_compiled()")
+    lines.append(f"    run({tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {tuple_of(scalars)}, {stream})")
+    execute = _define(
+        "execute",
+        "\n".join(lines),
+        {"_refuse": _refuse_modes},
+        module,
+        "Launch into the given outputs on ``current_stream``; allocates nothing and does not synchronise.",
+    )
+    body = {
+        "op": row.op,
+        "_bind": staticmethod(row.bind),
+        "__init__": init,
+        "execute": execute,
+        "__module__": module,
+        "__doc__": f"Class API of `{row.op.name}`. {row.op.summary}\n\n"
+        "Samples are tensors or anything with shape, strides, dtype and device; ``check_support``, ``compile``, then\n"
+        "``execute`` with tensors like the samples.",
+    }
+    return type(row.name, (OpClass,), body)
+
+
+def _refuse_modes(given: Mapping[str, Any]) -> None:
+    named = [name for name, tensor in given.items() if tensor is not None]
+    raise NotYetSupportedError(
+        ", ".join(named), got="a tensor", wanted="None in the mode the op was made for", remedy="leave it out"
+    )

@@ -1,0 +1,186 @@
+"""The op model: what an op is, what one call of it computes, and which kernels may serve it."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from cudnn_fe.core.device import Device
+from cudnn_fe.core.tensor import TensorSpec
+
+__all__ = ["Kernel", "Op", "Problem", "TensorRule", "op_named", "resolve"]
+
+_ops: dict[str, Op] = {}
+
+
+def op_named(name: str) -> Op:
+    """The op of that name, among those whose modules are imported."""
+    return _ops[name]
+
+
+def resolve(target: str) -> Any:
+    """The object that ``"package.module:attribute"`` names, imported now."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class Problem(ABC):
+    """What one call computes, validated: operand specs and options, never data.
+
+    Subclasses are frozen dataclasses with one field per operand and option. Instances are hashable and are the key
+    of every cache.
+    """
+
+    operands: ClassVar[tuple[str, ...]]  # names of the input fields, in the order of kernels and references
+    optional: ClassVar[frozenset[str]] = frozenset()  # those that may be None
+    output_count: ClassVar[int] = 1
+
+    @classmethod
+    @abstractmethod
+    def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
+        """Validate once and return the problem; raises the typed errors of the op's contract."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Specs of the results, in order."""
+
+    @property
+    @abstractmethod
+    def degenerate(self) -> bool:
+        """Whether the mathematics needs no kernel: an empty sum. The reference answers then."""
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """Floating-point operations of the contraction, by the field's convention."""
+
+    def batched(self, size: int) -> Self | None:
+        """The problem of ``size`` independent calls stacked outermost, or None where the op has no batch dim to use."""
+        return None
+
+    @property
+    def inputs(self) -> tuple[TensorSpec | None, ...]:
+        """Specs of the operands, in order; None for absent optional ones."""
+        return tuple(getattr(self, name) for name in self.operands)
+
+    @property
+    def device(self) -> str:
+        """Where the call runs: the first operand's place."""
+        return next(spec.device for spec in self.inputs if spec is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes moved at least: each input read once, each output written once."""
+        return sum(spec.nbytes for spec in (*self.inputs, *self.outputs) if spec is not None)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of an op on GPUs. The record is plain data; the DSL is imported when it compiles.
+
+    Attributes:
+        backend: ``"sm90"``, ``"portable"``, ...
+        module: The module with ``launcher(spec)`` and ``fake_arguments(spec)``; imports the DSL.
+        refuse: Why it cannot serve a problem on a device, or None if it can. Pure.
+        specialise: What the compiled code depends on, for a problem on a device: a frozen dataclass of plain
+            values whose ``repr`` is part of the cache's key. Pure.
+        targets: Architectures that it is compiled for in the tests.
+        verified: Chips on which its tests have run.
+        opt_in: Offered only when the caller names it.
+    """
+
+    backend: str
+    module: str
+    refuse: Callable[[Any, Device], str | None]
+    specialise: Callable[[Any, Device], Hashable]
+    targets: tuple[str, ...]
+    verified: tuple[str, ...] = ()
+    opt_in: bool = False
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    """One operand's or result's row of an op's documentation.
+
+    Attributes:
+        name: Parameter or result key.
+        shape: E.g. ``"(M, K, L)"``.
+        layout: The accepted memory layouts in words.
+        dtypes: The accepted element types.
+        meaning: What it holds.
+    """
+
+    name: str
+    shape: str
+    layout: str
+    dtypes: tuple[str, ...]
+    meaning: str
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """An operation: its contract, its definition, its kernels, and what its documentation says.
+
+    Attributes:
+        name: Arch-neutral public name of the torch / NumPy entry, e.g. ``"gemm_swiglu_forward"``.
+        package: Distribution that holds it.
+        problem: The contract.
+        reference: ``"module:function"`` of the definition, called as ``f(problem, xp, *operands, *scalars)``.
+        kernels: GPU implementations, best first.
+        summary: One sentence.
+        formula: LaTeX.
+        tensors: Operands and results.
+        example: Python source, run as a test.
+        source: Where the definition comes from.
+        notes: Paragraphs on deviations, determinism, and tolerances.
+        results: Keys of the results; those beyond the kernels' outputs are None.
+        scalars: Names of the floating-point arguments that are not part of the problem.
+        legacy: Other public names of the same op.
+        jax_name: Public name of the JAX entry, where there is one.
+        gradient: ``"module:attribute"`` of its derivative rule, where there is one.
+        public: Whether it is exported, or only serves others.
+    """
+
+    name: str
+    package: str
+    problem: type[Problem]
+    reference: str
+    kernels: tuple[Kernel, ...]
+    summary: str
+    formula: str = ""
+    tensors: tuple[TensorRule, ...] = ()
+    example: str = ""
+    source: str = ""
+    notes: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
+    legacy: tuple[str, ...] = ()
+    jax_name: str | None = None
+    gradient: str | None = None
+    public: bool = True
+    _reference: list[Callable[..., Any]] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        _ops[self.name] = self
+
+    def bind(self, *operands: TensorSpec | None, **options: Any) -> Problem:
+        """Validate a call; see `Problem.bind`."""
+        return self.problem.bind(*operands, **options)
+
+    def run_reference(self, problem: Problem, xp: Any, *arguments: Any) -> tuple[Any, ...]:
+        """Evaluate the definition with array namespace ``xp``."""
+        if not self._reference:
+            self._reference.append(resolve(self.reference))
+        return tuple(self._reference[0](problem, xp, *arguments))
+
+    def support(self) -> Mapping[str, str]:
+        """Per backend: ``"run on <chips>"``, ``"compiled"``, or for the reference ``"run everywhere"``."""
+        rows = {"reference": "run everywhere"}
+        for kernel in self.kernels:
+            rows[kernel.backend] = f"run on {', '.join(kernel.verified)}" if kernel.verified else "compiled"
+        return rows

@@ -1,0 +1,42 @@
+"""`TupleDict`: what a wrapper returns, readable by name and by position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["TupleDict"]
+
+
+class TupleDict(dict[str, Any]):
+    """A dict of results that unpacks like a tuple of its values.
+
+    Iteration yields values in the order of construction, ``td[0]`` is the first value and ``td["name"]`` the
+    value of a key. Absent optional results are present with the value None, so the number of values is fixed.
+    Keys added later are reachable by name only. Negative positions are refused.
+
+    Example:
+        >>> first, second = TupleDict(first=1, second=2)
+        >>> first, second
+        (1, 2)
+    """
+
+    __slots__ = ("_order",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._order = tuple(super().__iter__())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([super(TupleDict, self).__getitem__(key) for key in self._order])
+
+    def __getitem__(self, key: str | int) -> Any:
+        if isinstance(key, int):
+            if not 0 <= key < len(self._order):
+                raise IndexError(f"position {key} is outside 0..{len(self._order) - 1}")
+            key = self._order[key]
+        return super().__getitem__(key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TupleDict, (dict(self.items()),)

@@ -1,0 +1,44 @@
+"""Tuning parameters of the legacy signatures: validated as documented, then taken as hints without effect on results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_fe.core.errors import OptionError
+
+__all__ = ["check_tile_hints"]
+
+_REMEDY = "leave it at its default: tiles are chosen from the shape"
+
+
+def _pair(value: Any, name: str) -> tuple[int, int]:
+    try:
+        first, second = value
+        if isinstance(first, int) and isinstance(second, int):
+            return first, second
+    except (TypeError, ValueError):
+        pass
+    raise OptionError(name, got=repr(value), wanted="a pair of ints", remedy=_REMEDY)
+
+
+def check_tile_hints(mma_tiler_mn: Any, cluster_shape_mn: Any) -> None:
+    """Raises OptionError unless the tile and cluster shapes are in the documented sets."""
+    tile_m, tile_n = _pair(mma_tiler_mn, "mma_tiler_mn")
+    if tile_m not in (128, 256):
+        raise OptionError("mma_tiler_mn", got=str((tile_m, tile_n)), wanted="128 or 256 first", remedy=_REMEDY)
+    if tile_n % 32 or not 32 <= tile_n <= 256:
+        raise OptionError(
+            "mma_tiler_mn", got=str((tile_m, tile_n)), wanted="a multiple of 32 in 32..256 second", remedy=_REMEDY
+        )
+    if cluster_shape_mn is None:
+        return
+    m, n = _pair(cluster_shape_mn, "cluster_shape_mn")
+    if m < 1 or n < 1 or m & (m - 1) or n & (n - 1) or m * n > 16:
+        wanted = "powers of two with a product of at most 16"
+    elif tile_m == 256 and m % 2:
+        wanted = "an even first extent with mma_tiler_mn[0] == 256"
+    elif tile_m == 128 and (m, n) != (1, 1):
+        wanted = "(1, 1) with mma_tiler_mn[0] == 128"
+    else:
+        return
+    raise OptionError("cluster_shape_mn", got=str((m, n)), wanted=wanted, remedy=_REMEDY)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -112,9 +110,3 @@ def test_formats_are_found_by_any_spelling(given: Any, row: Format) -> None:
 def test_other_dtypes_are_no_formats(given: Any) -> None:
     with pytest.raises(DTypeError, match="format"):
         format_of(given)
-
-
-@pytest.mark.parametrize("module", ["decode", "encode", "formats", "narrow", "pack", "views"])
-def test_the_docstrings_examples_run(module: str) -> None:
-    failed, run = doctest.testmod(importlib.import_module(f"cudnn_fe.core.codecs.{module}"))
-    assert (failed, run > 0) == (0, True)

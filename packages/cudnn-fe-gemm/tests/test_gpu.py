@@ -106,8 +106,8 @@ def test_long_sums_keep_their_digits(kind: str) -> None:
         return rel_rms(out, torch.einsum("mkl,nkl->mnl", a[:, :k].double(), b[:, :k].double()))
 
     for backend in ("auto", "portable"):
-        # What the FP8 units cut off 32 products and their sum within one promotion interval is there at K = 128 already;
-        # beyond it float32 sums of K / 128 parts lose at most half a unit each.
+        # What the FP8 units cut off 32 products and their sum between promotions is there at K = 128 already; beyond
+        # it float32 sums of K / 128 parts lose at most half a unit each.
         assert error(32768, backend) <= 1.1 * error(128, backend) + 32768 / 128 * 2.0**-24, backend
         assert error(32768, backend) <= 2.0**-10, backend
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import os
 import re
 from dataclasses import dataclass
@@ -42,7 +41,8 @@ class Device:
 @lru_cache(maxsize=1)
 def _driver() -> ctypes.CDLL | None:
     try:
-        driver = ctypes.CDLL(ctypes.util.find_library("cuda") or "libcuda.so.1")
+        # Not ctypes.util.find_library: it runs ldconfig and the compiler, which takes longer than a first call may.
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError:
         return None
     return driver if driver.cuInit(0) == 0 else None

@@ -152,14 +152,25 @@ def spec_of(array: Any, name: str = "tensor") -> TensorSpec:
     return spec
 
 
+def _is_strided(tensor: Any) -> bool:
+    return str(tensor.layout) == "torch.strided"
+
+
 def _torch_spec(array: Any, name: str) -> tuple[TensorSpec, int]:
     device = array.device
-    place = f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
+    place = device.type if device.index is None or device.type == "cpu" else str(device)
+    if not _is_strided(array):
+        raise StrideError(
+            name,
+            got=f"a {array.layout} tensor",
+            wanted="a strided tensor",
+            remedy="call to_dense() on the operand",
+        )
     try:
         pointer = array.data_ptr() if device.type in ("cuda", "cpu") else 0
     except RuntimeError:  # fake and functional tensors have no storage
         pointer = 0
-    shape = tuple(int(extent) for extent in array.shape)
+    shape = tuple(array.shape)  # symbolic extents stay so, else torch.compile would compile every M anew
     spec = TensorSpec(shape, tuple(array.stride()), dtype(array.dtype, operand=name), place, _alignment(pointer), name)
     return spec, pointer
 

@@ -181,4 +181,4 @@ def _numpy_layout(result: Any, spec: TensorSpec) -> Any:
 
     order = physical_order(spec)
     inverse = tuple(order.index(dim) for dim in range(len(order)))
-    return np.ascontiguousarray(result.transpose(order)).transpose(inverse)
+    return np.asarray(result.transpose(order), order="C").transpose(inverse)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
@@ -14,22 +13,43 @@ import jax.numpy as jnp
 from cudnn_fe.core.call import Options, Permuted, bind_operands, physical_order
 from cudnn_fe.core.choose import Choice, choose
 from cudnn_fe.core.device import Device, compile_target
-from cudnn_fe.core.errors import FrameworkError
+from cudnn_fe.core.errors import FrameworkError, OptionError
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.core.op import Op, Problem, resolve
-from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.core.tensor import TRACED, TensorSpec
+from cudnn_fe.core.tuple_dict import TupleDict
 
 __all__ = ["as_jax", "call_jax"]
+
+jax.tree_util.register_pytree_with_keys(
+    TupleDict,
+    lambda results: ([(jax.tree_util.DictKey(key), value) for key, value in results.items()], tuple(results.keys())),
+    lambda keys, values: TupleDict(zip(keys, values, strict=True)),
+)
 
 Arrays = tuple[Any, ...]
 
 
-def call_jax(op: Op, operands: Arrays, options: Options, scalars: tuple[float, ...], backend: str | None) -> Arrays:
+def call_jax(
+    op: Op,
+    operands: Arrays,
+    options: Options,
+    scalars: tuple[float, ...],
+    backend: str | None,
+    stream: Any = None,
+) -> Arrays:
     """Run an op on JAX arrays or tracers; `Permuted` operands are seen in their permuted order.
 
     Everything but the arrays is static. Under ``jit`` this traces; outside, a jitted function per problem is kept.
+
+    Raises:
+        OptionError: A stream is given.
     """
+    if stream is not None:
+        raise OptionError(
+            "stream", got=repr(stream), wanted="None: XLA orders its own work", remedy="leave stream unset"
+        )
     if op.gradient is not None and not any(isinstance(o, Permuted) for o in operands):
         return _differentiable(op, options, scalars, backend)(*operands)
     return _forward(op, operands, options, scalars, backend)
@@ -54,18 +74,8 @@ def _forward(op: Op, operands: Arrays, options: Options, scalars: tuple[float, .
         (o, spec) for o, spec in zip(operands, problem.inputs, strict=True) if o is not None and spec is not None
     ]
     physical = tuple(_to_physical(o, spec) for o, spec in present)
-    run = _jitted(op, _placeless(problem), scalars, backend)
+    run = _jitted(op, problem.placed(TRACED), scalars, backend)  # jitted functions are not bound to a device
     return tuple(_to_logical(x, spec) for x, spec in zip(run(*physical), problem.outputs, strict=True))
-
-
-def _placeless(problem: Problem) -> Problem:
-    """The problem with every operand traced: compiled functions of JAX are not bound to a device."""
-    changes = {
-        name: replace(spec, device="traced")
-        for name, spec in zip(problem.operands, problem.inputs, strict=True)
-        if spec is not None
-    }
-    return replace(problem, **changes)
 
 
 def _to_physical(operand: Any, spec: TensorSpec) -> Any:
@@ -177,7 +187,7 @@ def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backen
         return _forward(op, operands, options, scalars, backend)
 
     def forward(*operands: Any) -> tuple[Arrays, Arrays]:
-        values = tuple(operand.value for operand in operands)
+        values = tuple(None if operand is None else operand.value for operand in operands)
         rule.check(tuple(x.dtype for x in values if x is not None))
         outputs = _forward(op, values, options, scalars, backend)
         return outputs, rule.save(values, outputs)
@@ -186,7 +196,7 @@ def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backen
         dense = tuple(None if _is_zero(ct) else ct for ct in cotangents)
         needed = (True,) * len(op.problem.operands)
         if all(ct is None for ct in dense):
-            return tuple(jnp.zeros_like(x) for x in saved[: len(needed)])
+            return (None,) * len(needed)  # zeros
         return rule.backward(saved, dense, scalars, needed, backend)
 
     run.defvjp(forward, backward, symbolic_zeros=True)

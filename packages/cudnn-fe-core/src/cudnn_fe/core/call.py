@@ -14,7 +14,7 @@ from cudnn_fe.core.frameworks import Framework, common_framework, torch_is_traci
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec, spec_of
 
-__all__ = ["Permuted", "bind_operands", "call", "physical_order"]
+__all__ = ["Permuted", "bind_operands", "call", "physical_order", "physical_shape"]
 
 Options = tuple[tuple[str, Hashable], ...]
 
@@ -37,9 +37,14 @@ def physical_order(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(sorted(range(spec.ndim), key=lambda dim: (spec.shape[dim] != 1, -spec.strides[dim])))
 
 
+def physical_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """Extents in the order of `physical_order`."""
+    return tuple(spec.shape[dim] for dim in physical_order(spec))
+
+
 def bind_operands(op: Op, operands: tuple[Any, ...], options: dict[str, Any]) -> Problem:
     """The problem of a call, from arrays or `Permuted` arrays."""
-    specs = []
+    specs: list[TensorSpec | None] = []
     for name, operand in zip(op.problem.operands, operands, strict=True):
         if operand is None:
             specs.append(None)

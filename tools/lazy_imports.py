@@ -37,7 +37,7 @@ KERNELS = ("cudnn_fe.core.cute", "cudnn_fe.core.cute.*", "*.sm90*", "*.sm100*", 
 # Kernels as JAX calls: whoever imports `cudnn.jax` asks for both.
 JAX_KERNELS = ("cudnn_fe.core.jax_call", "cudnn.jax")
 # Modules of the benchmark that are imported once a GPU benchmark is asked for.
-TORCH_BENCH = tuple(f"cudnn._cli.bench.{name}" for name in ("contenders", "suite", "verify", "timing"))
+TORCH_BENCH = tuple(f"cudnn._cli.bench.{name}" for name in ("ceiling", "contenders", "suite", "timing", "verify"))
 RULES = (
     Rule(frozenset({"cutlass", "cuda", "tvm_ffi"}), KERNELS + JAX_KERNELS),
     Rule(frozenset({"torch", "triton"}), ("*.torch", "*._torch", "*.torch_*", "*._torch_*", "*_torch", *TORCH_BENCH)),

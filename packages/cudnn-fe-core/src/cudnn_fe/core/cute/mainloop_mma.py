@@ -18,6 +18,7 @@ __all__ = ["ACCUMULATORS", "MainLoop", "TileCoordinates", "grid_size", "tile_coo
 
 ACCUMULATORS = TILE_ROWS * TILE_ROWS // THREADS
 _STEPS = 2  # MMA steps of 32 bytes of K in a tile
+_FRAGMENT_WORDS = 4 * 4 + 8 * 2
 _RASTER_ROWS = 8  # tiles of M that share their B tiles in L2
 
 
@@ -61,9 +62,14 @@ class MainLoop:
     b: OperandPlan
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether no operand passes through registers."""
+        return self.a.asynchronous and self.b.asynchronous
+
+    @property
     def stages(self) -> int:
         """Tiles of each operand in shared memory. Loads through registers are in flight for one tile only."""
-        return 4 if self.a.asynchronous and self.b.asynchronous else 2
+        return 4 if self.asynchronous else 2
 
     @property
     def stage_bytes(self) -> int:
@@ -89,7 +95,7 @@ class MainLoop:
             b: B.
             tile: The output tile's `TileCoordinates`.
             shared: Address of `shared_bytes` of shared memory, 16-byte aligned.
-            sums: `ACCUMULATORS` fp32 registers, fragment by fragment (`fragment_position`).
+            sums: `ACCUMULATORS` fp32 registers, MMA tile by MMA tile: four of 16 rows, times eight of 8 columns.
         """
         thread = cute.arch.thread_idx()[0]
         loaders = (
@@ -98,22 +104,41 @@ class MainLoop:
         )
         sums.fill(0.0)
         for early in cutlass.range_constexpr(self.stages - 1):
+            if cutlass.const_expr(early > 0):
+                cute.arch.cp_async_commit_group()
             for piece in cutlass.range_constexpr(_STEPS):
                 self._finish(loaders, self._begin(loaders, Int32(early), shared, piece), shared, early, piece)
-            cute.arch.cp_async_commit_group()
+        self._await_tile()
         tiles = (Int32(a.shape[1]) + (self.a.depth - 1)) // self.a.depth
+        sooner = cute.make_rmem_tensor(_FRAGMENT_WORDS, Int32)
+        later = cute.make_rmem_tensor(_FRAGMENT_WORDS, Int32)
+        self._read(shared, 0, thread, 0, sooner)
         for index in cutlass.range(tiles, unroll=1):
-            cute.arch.cp_async_wait_group(self.stages - 2)
-            # Everyone's copies of this tile have landed, and everyone has read the tile that is overwritten next.
-            cute.arch.sync_threads()
+            # Fragments are read one MMA step ahead, across the barrier too. What the last step reads is never used.
             ahead = index + (self.stages - 1)
-            current = shared + (index & (self.stages - 1)) * self.stage_bytes
-            for step in cutlass.range_constexpr(_STEPS):
-                words = self._begin(loaders, ahead, shared, step)
-                self._multiply(current, thread, step, sums)
-                self._finish(loaders, words, shared, ahead, step)
-            cute.arch.cp_async_commit_group()
+            self._read(shared, index, thread, 1, later)
+            words = self._begin(loaders, ahead, shared, 0)
+            if cutlass.const_expr(self.asynchronous):
+                self._begin(loaders, ahead, shared, 1)
+                self._multiply(sooner, sums)
+                self._await_tile()
+                self._read(shared, index + 1, thread, 0, sooner)
+                self._multiply(later, sums)
+            else:
+                self._multiply(sooner, sums)
+                self._finish(loaders, words, shared, ahead, 0)
+                words = self._begin(loaders, ahead, shared, 1)
+                self._multiply(later, sums)
+                self._finish(loaders, words, shared, ahead, 1)
+                self._await_tile()
+                self._read(shared, index + 1, thread, 0, sooner)
         cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_threads()
+
+    def _await_tile(self) -> None:
+        """Close the copies begun last; on return those of the next tile have landed, and the tile before is free."""
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(self.stages - 2)
         cute.arch.sync_threads()
 
     def _place(self, shared: Int32, tile: Any) -> tuple[Int32, Int32]:
@@ -131,20 +156,25 @@ class MainLoop:
         for loader, place, loaded in zip(loaders, self._place(shared, tile), words, strict=True):
             loader.finish(loaded, place, _share(loader.copies, piece))
 
-    def _multiply(self, shared: Int32, thread: Int32, step: int, sums: Any) -> None:
+    def _read(self, shared: Int32, tile: Any, thread: Int32, step: int, fragments: Any) -> None:
+        """Read a warp's fragments of one MMA step: four of A (16 rows), then eight of B (8 rows)."""
         warp, lane = thread // 32, thread % 32
-        a_fragments = [_read_a(self.a, shared, (warp // 2) * 64 + row * 16, step, lane) for row in range(4)]
-        b_fragments = [
-            fragment
-            for column in range(4)
-            for fragment in _read_b(self.b, shared + self.a.tile_bytes, (warp % 2) * 64 + column * 16, step, lane)
-        ]
+        a_shared, b_shared = self._place(shared, tile)
+        words = []
+        for block in range(4):
+            words += _read_a(self.a, a_shared, (warp // 2) * 64 + block * 16, step, lane)
+        for block in range(4):
+            words += _read_b(self.b, b_shared, (warp % 2) * 64 + block * 16, step, lane)
+        for index, word in enumerate(words):
+            fragments[index] = word
+
+    def _multiply(self, fragments: Any, sums: Any) -> None:
         for column in range(8):
+            b_words = [fragments[16 + column * 2 + index] for index in range(2)]
             for row in range(4):
+                a_words = [fragments[row * 4 + index] for index in range(4)]
                 first = (row * 8 + column) * 4
-                added = mma(
-                    self.a.kind, a_fragments[row], b_fragments[column], [sums[first + index] for index in range(4)]
-                )
+                added = mma(self.a.kind, a_words, b_words, [sums[first + index] for index in range(4)])
                 for index in range(4):
                     sums[first + index] = added[index]
 
@@ -160,13 +190,13 @@ def _read_a(plan: OperandPlan, shared: Int32, row: Any, step: int, lane: Int32) 
     return _read(plan, shared, row, step, lane, row_lane=low, k_half=high, transposed=(high, lane // 8 % 2))
 
 
-def _read_b(plan: OperandPlan, shared: Int32, row: Any, step: int, lane: Int32) -> tuple[list[Int32], list[Int32]]:
+def _read_b(plan: OperandPlan, shared: Int32, row: Any, step: int, lane: Int32) -> list[Int32]:
     """The B fragments of two times 8 rows: (k t, row g), (t + 4, g) in words."""
     high, low = lane // 16, lane // 8 % 2
     words = _read(plan, shared, row, step, lane, row_lane=lane % 8 + high * 8, k_half=low, transposed=(low, high))
     if plan.major == "mn" and plan.kind == "tf32":
         words = [words[0], words[2], words[1], words[3]]
-    return words[:2], words[2:]
+    return words
 
 
 def _read(

@@ -14,17 +14,15 @@ from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.activations import sigmoid
 from cudnn_fe.core.cute.arguments import fake_tensor
-from cudnn_fe.core.cute.ptx_base import unsigned_divide
 from cudnn_fe.core.cute.vectors import load_vector, store_vector
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.gemm.dswiglu.kernel_spec import DswigluSpec
 
 __all__ = ["fake_arguments", "launcher"]
 
-_THREADS = 256
+_THREADS = 128
 _VECTOR = 8  # elements of dC: 16 bytes
 _UNROLL = 2  # vectors of a thread, all of whose loads are in flight together
-_BATCHES = 65535  # extent of the grid's y
 _PAIR = 32  # columns of values, followed by as many of gates
 
 
@@ -34,67 +32,67 @@ class _Dswiglu:
 
     @cute.jit
     def launch(self, stream: cuda.CUstream, ab12: Any, dc: Any, upstream: Any, dab12: Any) -> None:
-        # The grid suits vectors; the scalar path loops over the rest.
-        items = Int64(dc.shape[0]) * Int64(dc.shape[1])
-        blocks = Int32((items - 1) // (_THREADS * _UNROLL * _VECTOR) + 1)
-        grid = (blocks, cutlass.min(Int32(dc.shape[2]), Int32(_BATCHES)), 1)
-        self.kernel(ab12, dc, upstream, dab12).launch(grid=grid, block=(_THREADS, 1, 1), stream=stream)
-
-    @cute.kernel
-    def kernel(self, ab12: cute.Tensor, dc: cute.Tensor, upstream: Any, dab12: cute.Tensor) -> None:
-        tensors = [tensor for tensor in (ab12, dc, upstream, dab12) if tensor is not None]
         misaligned = Int64(dc.shape[self.inner] % _VECTOR)
-        for tensor in tensors:
+        for tensor in [tensor for tensor in (ab12, dc, upstream, dab12) if tensor is not None]:
             size = tensor.element_type.width // 8
             misaligned |= Int64(tensor.stride[self.inner]) ^ 1
             for part in (tensor.iterator.toint(), *(Int64(tensor.stride[dim]) * size for dim in (self.line, 2))):
                 misaligned |= part & 15
-        _, first_batch, _ = cute.arch.block_idx()
-        _, batch_step, _ = cute.arch.grid_dim()
-        for turn in cutlass.range((Int32(dc.shape[2]) - first_batch - 1) // batch_step + 1, unroll=1):
-            batch = first_batch + turn * batch_step
-            if misaligned == 0:
-                self.slice(ab12, dc, upstream, dab12, batch, _VECTOR)
-            else:
-                self.slice(ab12, dc, upstream, dab12, batch, 1)
+        if misaligned == 0:
+            self.launch_wide(stream, ab12, dc, upstream, dab12, _VECTOR)
+        else:
+            self.launch_wide(stream, ab12, dc, upstream, dab12, 1)
 
     @cute.jit
-    def slice(
+    def launch_wide(
+        self, stream: cuda.CUstream, ab12: Any, dc: Any, upstream: Any, dab12: Any, count: cutlass.Constexpr
+    ) -> None:
+        """Launch with ``count`` elements of dC a vector.
+
+        A block takes a segment of a line or, where lines are short, a group of whole lines; all blocks lie along the
+        grid's x. The divisions that this needs are prepared here: in the kernel they would delay its first load.
+        """
+        per_line, lines = Int32(dc.shape[self.inner]) // count, Int32(dc.shape[self.line])
+        per_block = _THREADS * _UNROLL
+        group = cutlass.max(Int32(per_block) // per_line, Int32(1))
+        segments = (per_line - 1) // per_block + 1
+        groups = (lines - 1) // group + 1
+        walk = (
+            cute.fast_divmod_create_divisor_v2(segments),
+            cute.fast_divmod_create_divisor_v2(groups),
+            cute.fast_divmod_create_divisor_v2(per_line),
+            group,
+        )
+        grid = (segments * groups * Int32(dc.shape[2]), 1, 1)
+        self.kernel(ab12, dc, upstream, dab12, walk, count).launch(grid=grid, block=(_THREADS, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(
         self,
         ab12: cute.Tensor,
         dc: cute.Tensor,
         upstream: Any,
         dab12: cute.Tensor,
-        batch: Int32,
+        walk: Any,
         count: cutlass.Constexpr,
     ) -> None:
-        """One batch index, ``count`` elements of dC at a time."""
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        blocks, _, _ = cute.arch.grid_dim()
-        per_line = Int32(dc.shape[self.inner]) // count
+        by_segments, by_groups, by_line, group = walk
+        across, segment = divmod(block, by_segments)
+        batch, band = divmod(across, by_groups)
         lines = Int32(dc.shape[self.line])
-        per_block = _THREADS * _UNROLL
-        total = Int64(per_line) * Int64(lines)
-        first, step = Int64(block) * per_block, Int64(blocks) * per_block
-        for turn in cutlass.range(Int32((total - first + step - 1) // step), unroll=1):
-            start = first + turn * step
-            # 64-bit division once a block; what is left per thread fits 32 bits.
-            first_line = start // Int64(per_line)
-            offset = Int32(start - first_line * Int64(per_line)) + thread
-            # Every load comes before the first use; threads past the end load the last line and store nothing.
-            lines_of, loaded = [], []
-            for part in cutlass.range_constexpr(_UNROLL):
-                item = offset + part * _THREADS
-                down = unsigned_divide(item, per_line)
-                line, inner = Int32(first_line) + down, (item - down * per_line) * count
-                lines_of.append(line)
-                loaded.append(
-                    _Loaded(self.inner, ab12, dc, upstream, cutlass.min(line, lines - 1), inner, batch, count)
-                )
-            for part in cutlass.range_constexpr(_UNROLL):
-                if lines_of[part] < lines:
-                    _store_gradients(loaded[part], dab12)
+        # Every load comes before the first use; threads past the end load the last line and store nothing.
+        inside, loaded = [], []
+        for part in cutlass.range_constexpr(_UNROLL):
+            down, along = divmod(segment * (_THREADS * _UNROLL) + part * _THREADS + thread, by_line)
+            line = band * group + down
+            inside.append(Int32(down < group) & Int32(line < lines))
+            last = cutlass.min(line, lines - 1)
+            loaded.append(_Loaded(self.inner, ab12, dc, upstream, last, along * count, batch, count))
+        for part in cutlass.range_constexpr(_UNROLL):
+            if inside[part] != 0:
+                _store_gradients(loaded[part], dab12)
 
 
 class _Loaded:
@@ -121,22 +119,23 @@ class _Loaded:
         self.places = ((row, value_column, batch), (row, value_column + _PAIR, batch))
         self.values, self.gates = (_load(ab12, place, count) for place in self.places)
         self.outer = _load(dc, (row, column, batch), count)
-        self.added = [[Float32(0.0)] * count] * 2
-        if upstream is not None:
-            self.added = [_load(upstream, place, count) for place in self.places]
+        self.added = None if upstream is None else [_load(upstream, place, count) for place in self.places]
 
 
 def _store_gradients(loaded: _Loaded, dab12: Any) -> None:
     """Compute and store the gradients of the values and of the gates."""
     of_values, of_gates = [], []
-    for value, gate, outer, more_value, more_gate in zip(
-        loaded.values, loaded.gates, loaded.outer, *loaded.added, strict=True
-    ):
+    for value, gate, outer in zip(loaded.values, loaded.gates, loaded.outer, strict=True):
         share = sigmoid(gate)
         # Far out, s or 1 - s is an exact zero and its partner finite: no inf * 0.
         slope = share * (Float32(1.0) + gate * (Float32(1.0) - share))
-        of_values.append(outer * (gate * share) + more_value)
-        of_gates.append(outer * (value * slope) + more_gate)
+        of_values.append(outer * (gate * share))
+        of_gates.append(outer * (value * slope))
+    if loaded.added is not None:
+        of_values, of_gates = (
+            [result + more for result, more in zip(results, added, strict=True)]
+            for results, added in zip((of_values, of_gates), loaded.added, strict=True)
+        )
     for place, result in zip(loaded.places, (of_values, of_gates), strict=True):
         store_vector(dab12.element_type, _address(dab12, place), result)
 

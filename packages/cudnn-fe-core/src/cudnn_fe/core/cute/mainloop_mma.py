@@ -11,7 +11,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
-from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS, OperandLoader, OperandPlan
+from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS, OperandLoader, OperandPlan, swizzled
 from cudnn_fe.core.cute.ptx_base import load_matrix, load_shared, mma, round_to_tf32, unsigned_divide
 
 __all__ = ["ACCUMULATORS", "MainLoop", "TileCoordinates", "grid_size", "tile_coordinates"]
@@ -215,7 +215,7 @@ def _read(
         transposed: MN-major: which 8 of the 16 K, and which 8 of the 16 rows, this lane points ldmatrix at.
     """
     if plan.major == "k":
-        address = shared + (row + row_lane) * plan.pitch + (step * 32 + k_half * 16)
+        address = shared + (row + row_lane) * plan.pitch + swizzled(step * 32 + k_half * 16, row_lane)
         words = load_matrix(address, transpose=False)
     elif plan.kind == "tf32":
         # ldmatrix transposes 16-bit elements only.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn._version import __version__
 from cudnn._vendor import warn_if_vendor_is_here
+from cudnn._version import __version__
 
 __all__ = ["__version__"]
 
@@ -17,7 +17,7 @@ warn_if_vendor_is_here(__file__)
 
 
 def __getattr__(name: str) -> Any:
-    from cudnn._lazy import find  # noqa: PLC0415  # reading entry points takes longer than this import may
+    from cudnn._lazy import find  # reading entry points takes longer than this import may
 
     value = find(name)
     globals()[name] = value
@@ -25,6 +25,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from cudnn._lazy import names  # noqa: PLC0415
+    from cudnn._lazy import names
 
     return sorted({*globals(), *names()})

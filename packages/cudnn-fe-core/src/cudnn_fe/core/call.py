@@ -73,16 +73,19 @@ def call(
     arrays = tuple(o.array if isinstance(o, Permuted) else o for o in operands)
     framework = common_framework(tuple(zip(op.problem.operands, arrays, strict=True)))
     if framework == "torch":
-        from cudnn_fe.core.torch import call_torch  # noqa: PLC0415  # torch is imported: the operands are its tensors
+        from cudnn_fe.core.torch import call_torch  # torch is imported: the operands are its tensors
 
         tensors = tuple(o.array.permute(o.dims) if isinstance(o, Permuted) else o for o in operands)
         return call_torch(op, tensors, options, scalars, backend, stream)
     if framework == "jax":
-        from cudnn_fe.core.jax import call_jax  # noqa: PLC0415  # likewise
+        from cudnn_fe.core.jax import call_jax  # likewise
 
         if stream is not None:
             raise OptionError(
-                "stream", got=repr(stream), wanted="None: XLA orders its own work", remedy="leave stream unset for JAX arrays"
+                "stream",
+                got=repr(stream),
+                wanted="None: XLA orders its own work",
+                remedy="leave stream unset for JAX arrays",
             )
         return call_jax(op, operands, options, scalars, backend)
     if framework == "numpy":
@@ -98,8 +101,8 @@ def call(
 def _call_numpy(
     op: Op, operands: tuple[Any, ...], options: Options, scalars: tuple[float, ...], backend: str | None
 ) -> tuple[Any, ...]:
-    import array_api_compat.numpy as xp  # noqa: PLC0415
-    import numpy as np  # noqa: PLC0415
+    import array_api_compat.numpy as xp
+    import numpy as np
 
     problem = bind_operands(op, operands, dict(options))
     choice = choose(op, problem, backend)
@@ -112,7 +115,7 @@ def _call_numpy(
 
 def _numpy_layout(result: Any, spec: TensorSpec) -> Any:
     """``result`` with the memory layout that the contract promises."""
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     order = physical_order(spec)
     inverse = tuple(order.index(dim) for dim in range(len(order)))

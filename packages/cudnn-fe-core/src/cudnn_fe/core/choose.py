@@ -64,7 +64,10 @@ def choose(op: Op, problem: Problem, backend: str | None = None, *, on: Device |
     known = [REFERENCE, *(kernel.backend for kernel in op.kernels)]
     if not reasons:
         raise BackendError(
-            "backend", got=repr(wanted), wanted=f"auto or one of {', '.join(known)}", remedy=f"name a backend of {op.name}"
+            "backend",
+            got=repr(wanted),
+            wanted=f"auto or one of {', '.join(known)}",
+            remedy=f"name a backend of {op.name}",
         )
     raise BackendError(
         op.name,

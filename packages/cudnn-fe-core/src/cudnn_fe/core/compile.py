@@ -89,12 +89,12 @@ def _load(cache: ObjectCache, key: str, name: str) -> Callable[..., None] | None
     if path is None:
         return None
     if path.suffix == ".so":
-        import tvm_ffi  # noqa: PLC0415
+        import tvm_ffi
 
         load_runtime_libraries()
         function = tvm_ffi.load_module(str(path)).get_function(name)
     else:
-        from cutlass.cute.runtime import load_module  # noqa: PLC0415  # takes seconds: only where no linker is installed
+        from cutlass.cute.runtime import load_module  # takes seconds: only where no linker is installed
 
         function = getattr(load_module(str(path), enable_tvm_ffi=True), name)
     compile_counts.loaded += 1
@@ -110,8 +110,8 @@ def compile_now(module: str, spec: Hashable, arch: str, options: str = "") -> An
         arch: Target, e.g. ``"sm_90a"``.
         options: More compiler options, e.g. to keep the PTX.
     """
-    import cutlass.cute as cute  # noqa: PLC0415  # takes seconds
-    from cutlass.cute.runtime import make_fake_stream  # noqa: PLC0415
+    import cutlass.cute as cute  # takes seconds
+    from cutlass.cute.runtime import make_fake_stream
 
     kernel = import_module(module)
     compile_counts.compiled += 1

@@ -26,7 +26,9 @@ class Gradient:
 
     name: str
     save: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
-    backward: Callable[[tuple[Any, ...], tuple[Any, ...], tuple[float, ...], tuple[bool, ...], str | None], tuple[Any, ...]]
+    backward: Callable[
+        [tuple[Any, ...], tuple[Any, ...], tuple[float, ...], tuple[bool, ...], str | None], tuple[Any, ...]
+    ]
     explicit: str
 
     def check(self, dtypes: tuple[Any, ...]) -> None:

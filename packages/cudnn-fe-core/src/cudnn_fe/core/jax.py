@@ -50,7 +50,9 @@ def as_jax(name: str, array: Any) -> jax.Array:
 
 def _forward(op: Op, operands: Arrays, options: Options, scalars: tuple[float, ...], backend: str | None) -> Arrays:
     problem = bind_operands(op, operands, dict(options))
-    present = [(o, spec) for o, spec in zip(operands, problem.inputs, strict=True) if o is not None and spec is not None]
+    present = [
+        (o, spec) for o, spec in zip(operands, problem.inputs, strict=True) if o is not None and spec is not None
+    ]
     physical = tuple(_to_physical(o, spec) for o, spec in present)
     run = _jitted(op, _placeless(problem), scalars, backend)
     return tuple(_to_logical(x, spec) for x, spec in zip(run(*physical), problem.outputs, strict=True))
@@ -94,14 +96,17 @@ def _jitted(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str |
     @run.def_vmap
     def batch(size: int, in_batched: Any, *arrays: Any) -> Any:
         stacked = tuple(
-            x if batched else jnp.broadcast_to(x, (size, *x.shape)) for x, batched in zip(arrays, in_batched, strict=True)
+            x if batched else jnp.broadcast_to(x, (size, *x.shape))
+            for x, batched in zip(arrays, in_batched, strict=True)
         )
         wide = problem.batched(size)
         if wide is None:
             results = jax.lax.map(lambda xs: run(*xs), stacked)
         else:
             # The batch becomes the outermost dim in memory: the place of the extent-1 dim that it replaces.
-            flat = tuple(x.reshape(_physical_shape(spec)) for x, spec in zip(stacked, _present(wide.inputs), strict=True))
+            flat = tuple(
+                x.reshape(_physical_shape(spec)) for x, spec in zip(stacked, _present(wide.inputs), strict=True)
+            )
             outputs = _jitted(op, wide, scalars, backend)(*flat)
             results = tuple(
                 y.reshape((size, *_physical_shape(spec))) for y, spec in zip(outputs, problem.outputs, strict=True)
@@ -126,7 +131,7 @@ def _lowered(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str 
     reference = partial(_reference, op, problem, scalars)
     if choice.kernel is None and (backend is not None or target is None or problem.degenerate):
         return reference(*arrays)
-    kernel = partial(_kernel, problem, choice, scalars)
+    kernel = partial(_kernel, op, problem, choice, scalars)
     return tuple(jax.lax.platform_dependent(*arrays, cuda=kernel, cpu=reference, tpu=reference))
 
 
@@ -137,10 +142,10 @@ def _reference(op: Op, problem: Problem, scalars: tuple[float, ...], *arrays: An
     return tuple(jnp.transpose(y, physical_order(spec)) for y, spec in zip(results, problem.outputs, strict=True))
 
 
-def _kernel(problem: Problem, choice: Choice, scalars: tuple[float, ...], *arrays: Any) -> Arrays:
+def _kernel(op: Op, problem: Problem, choice: Choice, scalars: tuple[float, ...], *arrays: Any) -> Arrays:
     """The kernel as an XLA custom call; compiled when XLA lowers for CUDA."""
-    from cutlass.jax import TensorSpec as Layout  # noqa: PLC0415  # takes seconds: only where there is a CUDA target
-    from cutlass.jax import cutlass_call  # noqa: PLC0415
+    from cutlass.jax import TensorSpec as Layout  # takes seconds: only where there is a CUDA target
+    from cutlass.jax import cutlass_call
 
     assert choice.kernel is not None
     module = import_module(choice.kernel.module)
@@ -156,7 +161,7 @@ def _kernel(problem: Problem, choice: Choice, scalars: tuple[float, ...], *array
         input_spec=[layout(spec) for spec in _present(problem.inputs)],
         output_spec=[layout(spec) for spec in problem.outputs],
         compile_key=(choice.kernel.module, choice.spec),
-        **dict(zip(module.SCALARS, scalars, strict=True)),
+        **dict(zip(op.scalars, scalars, strict=True)),
     )
     return tuple(call(*arrays))
 

@@ -64,7 +64,10 @@ def call(
     outputs = (output_shape_dtype,) if single else tuple(output_shape_dtype)
     if not all(hasattr(row, "shape") and hasattr(row, "dtype") for row in outputs):
         raise OptionError(
-            "output_shape_dtype", got="nested descriptors", wanted="one descriptor or a flat sequence", remedy="flatten it"
+            "output_shape_dtype",
+            got="nested descriptors",
+            wanted="one descriptor or a flat sequence",
+            remedy="flatten it",
         )
     inits = dict(initialized_outputs or {})
     aliases = dict(input_output_aliases or {})
@@ -119,14 +122,14 @@ def _spec_of_output(output_spec: Any, position: int) -> Any:
 
 
 def _as_jit(launch: Callable[..., None]) -> Callable[..., None]:
-    import cutlass.cute as cute  # noqa: PLC0415
+    import cutlass.cute as cute
 
     return cute.jit(launch)  # type: ignore[no-any-return]
 
 
 def row_major_desc(shape: Sequence[int], dtype: Any, name: str = "tensor") -> Description:
     """Metadata of a C-contiguous array on the first CUDA device; works with tracers' shapes."""
-    from cudnn_fe.core.dtypes import dtype as known  # noqa: PLC0415
+    from cudnn_fe.core.dtypes import dtype as known
 
     extents = tuple(shape)
     return Description(extents, contiguous_strides(extents), known(dtype, operand=name), "cuda:0", 16, name)

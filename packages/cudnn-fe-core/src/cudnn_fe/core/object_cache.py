@@ -106,7 +106,7 @@ class ObjectCache:
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:
         """Hold ``key`` for this process alone; without effect where the folder cannot be written to."""
-        from filelock import FileLock, Timeout  # noqa: PLC0415  # only a process that compiles pays for it
+        from filelock import FileLock, Timeout  # only a process that compiles pays for it
 
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

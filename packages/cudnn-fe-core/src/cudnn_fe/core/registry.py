@@ -47,7 +47,7 @@ def families() -> tuple[Family, ...]:
 
 def _on_path() -> dict[str, Family]:
     """Families whose sources lie on the path without being installed, as in a plain checkout."""
-    import cudnn_fe  # noqa: PLC0415  # a namespace package: its path lists every place that holds a family
+    import cudnn_fe  # a namespace package: its path lists every place that holds a family
 
     names = [row.name for row in pkgutil.iter_modules(cudnn_fe.__path__) if row.ispkg and row.name != "core"]
     found = [name for name in names if util.find_spec(f"cudnn_fe.{name}.exports")]

@@ -27,7 +27,7 @@ class Settings:
     backend: str = _setting(
         "auto",
         "CUDNN_FE_BACKEND",
-        "Backend of every call that names none: `auto`, or `reference`, `portable`, `sm90`, ... meaning that or an error.",
+        "Backend of calls that name none: `auto`, or `reference`, `portable`, `sm90`, ... meaning that or an error.",
     )
     cache_dir: str = _setting(
         "",
@@ -77,7 +77,7 @@ class Settings:
         """Folder of compiled kernels."""
         if self.cache_dir:
             return Path(self.cache_dir).expanduser()
-        import platformdirs  # noqa: PLC0415  # only a process that compiles or loads a kernel pays for it
+        import platformdirs  # only a process that compiles or loads a kernel pays for it
 
         return Path(platformdirs.user_cache_dir("cudnn-fe")) / "kernels"
 

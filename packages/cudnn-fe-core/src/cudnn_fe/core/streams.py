@@ -43,7 +43,7 @@ def torch_stream(stream: Any, device_index: int) -> Any:
         DeviceError: A torch stream of another device.
         OptionError: The per-thread default stream, which torch cannot express, or no stream at all.
     """
-    import torch  # noqa: PLC0415  # the operands are torch tensors
+    import torch  # the operands are torch tensors
 
     if isinstance(stream, torch.cuda.Stream):
         if stream.device_index != device_index:

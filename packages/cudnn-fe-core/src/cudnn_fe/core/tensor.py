@@ -183,7 +183,7 @@ def _jax_spec(array: Any, name: str) -> TensorSpec:
     place = TRACED
     try:
         device = next(iter(array.devices()))
-    except Exception:  # noqa: BLE001  # tracers raise their own error type, which differs between releases
+    except Exception:  # tracers raise their own error type, which differs between releases
         pass
     else:
         place = "cpu" if device.platform == "cpu" else f"cuda:{device.local_hardware_id or 0}"

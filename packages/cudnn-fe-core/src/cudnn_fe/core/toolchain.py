@@ -35,12 +35,16 @@ def toolchain_versions() -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=1)
 def missing_toolchain() -> str | None:
     """Why kernels can be neither compiled nor loaded here, or None."""
-    from packaging.version import Version  # noqa: PLC0415  # not needed on the warm path
+    from packaging.version import Version  # not needed on the warm path
 
     for package, version in toolchain_versions():
         if version == "none":
             return f"{package} is not installed (pip install {package})"
-        if package == _PACKAGES[0] and version != "unknown" and Version(Version(version).base_version) < Version(DSL_FLOOR):
+        if (
+            package == _PACKAGES[0]
+            and version != "unknown"
+            and Version(Version(version).base_version) < Version(DSL_FLOOR)
+        ):
             return f"{package} {version} is older than {DSL_FLOOR} (pip install -U {package})"
     return None
 
@@ -56,11 +60,13 @@ def load_runtime_libraries() -> None:
     """
     if _handles:
         return
-    import tvm_ffi  # noqa: PLC0415  # light: it imports no framework
+    import tvm_ffi  # light: it imports no framework
 
     spec = importlib.util.find_spec("nvidia_cutlass_dsl")
     roots = [Path(root) for root in spec.submodule_search_locations or ()] if spec else []
-    runtimes = [path for root in roots for cuda in ("cu13", "cu12") for path in root.glob(f"{cuda}/lib/libcute_dsl_runtime.so")]
+    runtimes = [
+        path for root in roots for cuda in ("cu13", "cu12") for path in root.glob(f"{cuda}/lib/libcute_dsl_runtime.so")
+    ]
     if not runtimes:
         raise OSError("libcute_dsl_runtime.so was not found beside nvidia_cutlass_dsl")
     for path in (Path(tvm_ffi.libinfo.find_libtvm_ffi()), runtimes[0]):

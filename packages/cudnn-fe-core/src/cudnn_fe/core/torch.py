@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -59,10 +59,12 @@ class TorchPlan:
                 self.function(*[t for t in operands if t is not None], *outputs, *scalars)
 
     def _run_reference(self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]) -> None:
-        import array_api_compat.torch as xp  # noqa: PLC0415
+        import array_api_compat.torch as xp
 
         with torch.no_grad():
-            for output, result in zip(outputs, self.op.run_reference(self.problem, xp, *operands, *scalars), strict=True):
+            for output, result in zip(
+                outputs, self.op.run_reference(self.problem, xp, *operands, *scalars), strict=True
+            ):
                 output.copy_(result)
 
 
@@ -109,7 +111,7 @@ class TorchOp:
         return tuple(outputs)
 
 
-@lru_cache(maxsize=None)
+@cache
 def torch_op(op: Op) -> TorchOp:
     """The torch side of ``op``."""
     return TorchOp(op)
@@ -169,7 +171,9 @@ class _Differentiable(torch.autograd.Function):
     """The eager autograd node of every op; the derivative rule is the op's own."""
 
     @staticmethod
-    def forward(ctx: Any, runner: TorchOp, options: Options, scalars: Any, backend: Any, stream: Any, *operands: Any) -> Any:
+    def forward(
+        ctx: Any, runner: TorchOp, options: Options, scalars: Any, backend: Any, stream: Any, *operands: Any
+    ) -> Any:
         outputs = runner.eager(operands, options, scalars, backend, stream)
         rule = runner.gradient
         assert rule is not None

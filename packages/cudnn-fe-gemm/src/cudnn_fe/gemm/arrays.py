@@ -52,10 +52,10 @@ def swiglu(xp: Any, s: Any) -> Any:
 def astype(x: Any, name: str) -> Any:
     """``x`` in the framework's dtype called ``name``."""
     if hasattr(x, "astype"):
-        import ml_dtypes  # noqa: PLC0415
+        import ml_dtypes
 
         return x.astype(getattr(ml_dtypes, name, name))
-    import torch  # noqa: PLC0415  # x is its tensor
+    import torch  # x is its tensor
 
     return x.to(getattr(torch, name))
 

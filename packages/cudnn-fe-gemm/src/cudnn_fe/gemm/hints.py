@@ -1,4 +1,4 @@
-"""Tuning parameters of the legacy signatures: validated as documented, then taken as hints that no result depends on."""
+"""Tuning parameters of the legacy signatures: validated as documented, then taken as hints without effect on results."""
 
 from __future__ import annotations
 

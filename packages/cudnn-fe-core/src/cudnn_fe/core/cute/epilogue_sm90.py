@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Float32, Int32, cute
-from cutlass.cute.nvgpu import OperandMajorMode, warp
+from cutlass.cute.nvgpu import warp
 
 from cudnn_fe.core.cute.activations import swiglu
 from cudnn_fe.core.cute.mainloop_sm90 import make_tiled_mma, swizzled_atom
@@ -62,7 +62,9 @@ class Output:
         else:
             pair = self.element.width * (1 if along_m else 2)
             atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.element, num_bits_per_copy=pair)
-        layout_mma = make_tiled_mma(element_type("bfloat16"), element_type("bfloat16"), ("k", "k"), self.columns, (1, 1))
+        layout_mma = make_tiled_mma(
+            element_type("bfloat16"), element_type("bfloat16"), ("k", "k"), self.columns, (1, 1)
+        )
         return cute.make_tiled_copy_C(atom, layout_mma)
 
 

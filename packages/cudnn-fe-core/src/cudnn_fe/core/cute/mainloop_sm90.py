@@ -174,7 +174,9 @@ def consume_promoted(
         ring.consumer_wait(state)
         for part in cutlass.range_constexpr(parts):
             warpgroup.fence()
-            columns_b = cute.local_tile(tCrB[None, None, None, state.index], (tCrB.shape[0], 1, tCrB.shape[2]), (0, part, 0))
+            columns_b = cute.local_tile(
+                tCrB[None, None, None, state.index], (tCrB.shape[0], 1, tCrB.shape[2]), (0, part, 0)
+            )
             _multiply(overwrite, accumulate, partial, tCrA[None, None, None, state.index], columns_b)
             warpgroup.wait_group(0)
             if cutlass.const_expr(part == parts - 1):

@@ -49,9 +49,7 @@ def load_tile(
 ) -> TmaTile:
     """Loads of `tile` (rows, columns) into one stage; every one of `multicast` CTAs fetches its part for all."""
     op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
-    info = cpasync.make_tiled_tma_atom(
-        op, tensor, smem_layout, tile, num_multicast=multicast, internal_type=internal
-    )
+    info = cpasync.make_tiled_tma_atom(op, tensor, smem_layout, tile, num_multicast=multicast, internal_type=internal)
     return TmaTile(info.atom, info.tma_tensor)
 
 

@@ -25,6 +25,6 @@ def dswiglu(
     Returns:
         d(AB12) (M, N, L), compact, contiguous along AB12's contiguous dim.
     """
-    from cudnn_fe.gemm.dswiglu.op import DSWIGLU  # noqa: PLC0415  # keeps `import cudnn_fe.gemm` light
+    from cudnn_fe.gemm.dswiglu.op import DSWIGLU  # keeps `import cudnn_fe.gemm` light
 
     return call(DSWIGLU, (ab12, dc, upstream), (("dtype", dtype),), backend=backend, stream=stream)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, ShapeError
@@ -63,7 +63,7 @@ class Dswiglu(Problem):
         return cls(ab12, dc, upstream, result)
 
     @property
-    def major(self) -> str:
+    def major(self) -> Literal["m", "n"]:
         """Contiguous dim of the result: AB12's."""
         return "n" if self.ab12.dense_in(1) else "m"
 
@@ -71,8 +71,7 @@ class Dswiglu(Problem):
     def outputs(self) -> tuple[TensorSpec, ...]:
         """d(AB12) (M, N, L), laid out as AB12."""
         m, n, batch = self.ab12.shape
-        major = "n" if self.ab12.dense_in(1) else "m"
-        return (matrix_output("dab12", m, n, batch, major=major, dtype=self.dtype, device=self.device),)
+        return (matrix_output("dab12", m, n, batch, major=self.major, dtype=self.dtype, device=self.device),)
 
     @property
     def degenerate(self) -> bool:

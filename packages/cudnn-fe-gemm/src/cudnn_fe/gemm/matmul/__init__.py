@@ -36,7 +36,7 @@ def matmul(
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, BackendError: As the message says.
     """
-    from cudnn_fe.gemm.matmul.op import MATMUL  # noqa: PLC0415  # keeps `import cudnn_fe.gemm` light
+    from cudnn_fe.gemm.matmul.op import MATMUL  # keeps `import cudnn_fe.gemm` light
 
     options = (("d_dtype", d_dtype), ("d_major", d_major))
     return call(MATMUL, (a, b), options, (alpha,), backend=backend, stream=stream)[0]

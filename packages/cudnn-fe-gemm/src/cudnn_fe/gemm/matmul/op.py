@@ -9,7 +9,7 @@ from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
-from cudnn_fe.gemm.matmul.kernels import KERNELS
+from cudnn_fe.gemm.kernels import gemm_kernels
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT, major_of, matrix_output, require_matrices, stack_calls
 
 __all__ = ["MATMUL", "Matmul"]
@@ -47,12 +47,15 @@ class Matmul(Problem):
         return (self.a.shape[0], self.b.shape[0], self.a.shape[1], self.a.shape[2])
 
     @property
+    def out_major(self) -> Literal["m", "n"]:
+        """Contiguous dim of the results."""
+        return self.d_major
+
+    @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """D (M, N, L)."""
         m, n, _, batch = self.extents
-        return (
-            matrix_output("d_tensor", m, n, batch, major=self.d_major, dtype=self.d_dtype, device=self.device),
-        )
+        return (matrix_output("d_tensor", m, n, batch, major=self.d_major, dtype=self.d_dtype, device=self.device),)
 
     @property
     def degenerate(self) -> bool:
@@ -77,7 +80,7 @@ MATMUL = Op(
     package="cudnn-fe-gemm",
     problem=Matmul,
     reference="cudnn_fe.gemm.matmul.reference:matmul",
-    kernels=KERNELS,
+    kernels=gemm_kernels("matmul", "identity"),
     summary="Batched GEMM of the same main loop as the fusions.",
     formula=r"D_{mnl} = \alpha \sum_k A_{mkl} B_{nkl}",
     tensors=(

@@ -74,7 +74,7 @@ def gemm_swiglu_forward(
         >>> [x.shape for x in (out["ab12_tensor"], out["c_tensor"])]
         [(2, 64, 1), (2, 32, 1)]
     """
-    from cudnn_fe.gemm.swiglu.op import FORWARD  # noqa: PLC0415  # keeps `import cudnn_fe.gemm` light
+    from cudnn_fe.gemm.swiglu.op import FORWARD  # keeps `import cudnn_fe.gemm` light
 
     if sfa_tensor is not None or sfb_tensor is not None or norm_const_tensor is not None:
         refuse_block_scaled(sfa_tensor=sfa_tensor, sfb_tensor=sfb_tensor, norm_const_tensor=norm_const_tensor)
@@ -121,7 +121,7 @@ def gemm_swiglu_backward(
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, BackendError: As the message says.
     """
-    from cudnn_fe.gemm.swiglu.gradient import gradients  # noqa: PLC0415  # keeps `import cudnn_fe.gemm` light
+    from cudnn_fe.gemm.swiglu.gradient import gradients  # keeps `import cudnn_fe.gemm` light
 
     da, db = gradients(
         a_tensor,
@@ -178,7 +178,7 @@ def gemm_swiglu_jax_forward(
     Raises:
         ShapeError, StrideError, DTypeError, OptionError, NotYetSupportedError, BackendError: As the message says.
     """
-    from cudnn_fe.core.jax import as_jax  # noqa: PLC0415  # the caller asks for JAX
+    from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
 
     a, b = as_jax("a_tensor", a_tensor), as_jax("b_tensor", b_tensor)
     flat = a.ndim == 2 and b.ndim == 2
@@ -228,7 +228,7 @@ def gemm_swiglu_jax_backward(
     Returns:
         Gradients of A and of B.
     """
-    from cudnn_fe.core.jax import as_jax  # noqa: PLC0415  # the caller asks for JAX
+    from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
 
     names = ("a_tensor", "b_tensor", "ab12_tensor", "dc_tensor", "dab12_tensor")
     given = (a_tensor, b_tensor, ab12_tensor, dc_tensor, dab12_tensor)
@@ -243,5 +243,5 @@ def refuse_block_scaled(**tensors: Any) -> None:
         given,
         got="scale factors (block-scaled mode)",
         wanted="standard mode: no scale factors",
-        remedy="dequantise the operands to bfloat16, which holds MXFP8, MXFP4 and NVFP4 products exactly, and omit them",
+        remedy="dequantise the operands to bfloat16, which holds MXFP8, MXFP4 and NVFP4 values, and omit them",
     )

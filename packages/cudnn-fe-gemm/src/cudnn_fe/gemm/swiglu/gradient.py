@@ -32,17 +32,14 @@ def gradients(
     """
     a, b = widen_fp8(a), widen_fp8(b)
     kind = dtype(a.dtype).name
-    if dc is None:
-        ds = astype(d_ab12, kind)
-    else:
-        ds = dswiglu(ab12, dc, d_ab12, dtype=kind, backend=backend, stream=stream)
+    place = {"backend": backend, "stream": stream}
+    ds = astype(d_ab12, kind) if dc is None else dswiglu(ab12, dc, d_ab12, dtype=kind, **place)
     da = db = None
     # dA[m,k] = sum_n dS[m,n] B[n,k] contracts over N: B is seen as (K, N, L). dB[n,k] contracts over M.
     if needed[0]:
-        da = matmul(ds, Permuted(b, (1, 0, 2)), alpha, d_dtype=kind, backend=backend, stream=stream)
+        da = matmul(ds, Permuted(b, (1, 0, 2)), alpha, d_dtype=kind, **place)
     if needed[1]:
-        views = Permuted(ds, (1, 0, 2)), Permuted(a, (1, 0, 2))
-        db = matmul(*views, alpha, d_dtype=kind, backend=backend, stream=stream)
+        db = matmul(Permuted(ds, (1, 0, 2)), Permuted(a, (1, 0, 2)), alpha, d_dtype=kind, **place)
     return da, db
 
 

@@ -10,8 +10,8 @@ from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, 
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.gemm.hints import check_tile_hints
+from cudnn_fe.gemm.kernels import gemm_kernels
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT, major_of, matrix_output, require_matrices, stack_calls
-from cudnn_fe.gemm.swiglu.kernels import KERNELS
 
 __all__ = ["BLOCK", "FORWARD", "GemmSwiglu"]
 
@@ -70,13 +70,20 @@ class GemmSwiglu(Problem):
         check_tile_hints(options["mma_tiler_mn"], options["cluster_shape_mn"])
         for key in ("sf_vec_size", "ab12_stages"):
             if not isinstance(options[key], int) or options[key] < 1:
-                raise OptionError(key, got=repr(options[key]), wanted="a positive int", remedy="leave it at its default")
+                raise OptionError(
+                    key, got=repr(options[key]), wanted="a positive int", remedy="leave it at its default"
+                )
         return cls(a, b, major_of(options["c_major"], "c_major"), ab12, c)
 
     @property
     def extents(self) -> tuple[int, int, int, int]:
         """(M, N, K, L)."""
         return (self.a.shape[0], self.b.shape[0], self.a.shape[1], self.a.shape[2])
+
+    @property
+    def out_major(self) -> Literal["m", "n"]:
+        """Contiguous dim of the results."""
+        return self.c_major
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -102,7 +109,9 @@ class GemmSwiglu(Problem):
         """``size`` calls with L = 1 are one call with L = ``size``."""
         if self.a.shape[2] != 1:
             return None
-        return GemmSwiglu(stack_calls(self.a, size), stack_calls(self.b, size), self.c_major, self.ab12_dtype, self.c_dtype)
+        return GemmSwiglu(
+            stack_calls(self.a, size), stack_calls(self.b, size), self.c_major, self.ab12_dtype, self.c_dtype
+        )
 
 
 EXAMPLE = """\
@@ -122,7 +131,7 @@ FORWARD = Op(
     package="cudnn-fe-gemm",
     problem=GemmSwiglu,
     reference="cudnn_fe.gemm.swiglu.reference:gemm_swiglu",
-    kernels=KERNELS,
+    kernels=gemm_kernels("swiglu", "swiglu"),
     summary="Batched GEMM followed by SwiGLU over alternating 32-column blocks of value and gate.",
     formula=r"S_{mnl} = \alpha \sum_k A_{mkl} B_{nkl}, \qquad "
     r"C_{m,\,32b+j,\,l} = X \cdot G \cdot \sigma(G), \quad X = S_{m,\,64b+j,\,l},\; G = S_{m,\,64b+32+j,\,l}",
@@ -141,11 +150,11 @@ FORWARD = Op(
         "Sums are float32 whatever `acc_dtype` says: float16 accumulation is served by the more exact one. "
         "FP8 products are promoted to float32 every 128 of K. float32 operands multiply as TF32 on tensor cores "
         "(relative rounding 2^-11 each) and exactly on the reference.",
-        "The activation reads the unrounded float32 sums. A gate of minus infinity gives NaN, as 0 times infinity does.",
+        "The activation reads the unrounded float32 sums. A gate of minus infinity gives NaN: 0 times infinity.",
         "Bit-equal from run to run; no atomics.",
-        "Accepted beyond the vendor: any M, K and L from 0; N need not be a multiple of the tile; operands whose rows "
-        "are not multiples of 16 bytes; padded leading dims; NumPy arrays.",
-        "The class's `execute(alpha=None)` means the constructor's alpha. The vendor's default of 1.0 there ignores it.",
+        "Accepted beyond the vendor: any M, K and L from 0; N need not be a multiple of the tile; operands whose "
+        "rows are not multiples of 16 bytes; padded leading dims; NumPy arrays.",
+        "The class's `execute(alpha=None)` means the constructor's alpha. The vendor's 1.0 ignores it.",
         "Block-scaled mode (`sfa_tensor`, `sfb_tensor`, `norm_const_tensor`) raises `NotYetSupportedError`.",
     ),
     results=("ab12_tensor", "c_tensor", "sfc_tensor", "amax_tensor"),

@@ -13,7 +13,7 @@ __all__ = ["gemm_swiglu"]
 
 
 def gemm_swiglu(problem: GemmSwiglu, xp: Any, a: Any, b: Any, alpha: float) -> tuple[Any, Any]:
-    """``(AB12, C)`` of ``S = alpha * A @ B^T``: S itself, and ``value * gate * sigmoid(gate)``, in float32 until the end.
+    """``(AB12, C)`` of ``S = alpha * A @ B^T``: S, and ``value * gate * sigmoid(gate)``, in float32 until the end.
 
     Args:
         problem: The bound problem; names the output dtypes.

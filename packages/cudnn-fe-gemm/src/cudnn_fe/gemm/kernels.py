@@ -1,0 +1,105 @@
+"""Which kernels serve the dense GEMMs, why one may refuse a problem, and what it is compiled for."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from cudnn_fe.core.device import Device
+from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile, Major
+from cudnn_fe.core.op import Kernel
+from cudnn_fe.core.tensor import TensorSpec
+
+__all__ = ["PORTABLE_TARGETS", "gemm_kernels", "operand_alignment", "portable_refusal"]
+
+Epilogue = Literal["identity", "swiglu"]
+PORTABLE_TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+_TMA_BYTES = 16  # what the copy engine wants base addresses, strides and stored extents to be multiples of
+
+
+def _major(spec: TensorSpec) -> Major:
+    """The contiguous dim; K where both are, so that row vectors of either layout share one kernel."""
+    return "k" if spec.dense_in(1) and not (spec.shape[1] == 1 and spec.strides[0] == 1) else "mn"
+
+
+def _spec(problem: Any, where: Device, epilogue: Epilogue, *, tile: GemmTile | None, alignment: int = 16) -> GemmSpec:
+    outputs = problem.outputs
+    return GemmSpec(
+        a_dtype=problem.a.dtype.name,
+        b_dtype=problem.b.dtype.name,
+        out_dtypes=tuple(spec.dtype.name for spec in outputs),
+        a_major=_major(problem.a),
+        b_major=_major(problem.b),
+        out_major=problem.out_major,
+        epilogue=epilogue,
+        tile=tile,
+        arch=where.arch,
+        alignment=alignment,
+    )
+
+
+def _sm90_spec(problem: Any, where: Device, epilogue: Epilogue) -> GemmSpec:
+    return _spec(problem, where, epilogue, tile=GemmTile(persistent_ctas=where.multiprocessors))
+
+
+def _portable_spec(problem: Any, where: Device, epilogue: Epilogue) -> GemmSpec:
+    alignment = min(operand_alignment(problem.a), operand_alignment(problem.b))
+    return _spec(problem, where, epilogue, tile=None, alignment=alignment)
+
+
+def operand_alignment(spec: TensorSpec) -> int:
+    """Bytes, up to 16, that divide an operand's address, its strides other than the unit one, and its rows."""
+    dense = 1 if _major(spec) == "k" else 0
+    steps = [step for dim, step in enumerate(spec.strides) if dim != dense and spec.shape[dim] > 1]
+    found = spec.alignment
+    for count in (*steps, spec.shape[dense]):
+        nbytes = count * spec.dtype.itemsize
+        found = min(found, nbytes & -nbytes) if nbytes else found
+    return found
+
+
+def _sm90_refusal(problem: Any, where: Device) -> str | None:
+    if where.capability != (9, 0):
+        return f"it is written for compute capability 9.0, not {'.'.join(map(str, where.capability))}"
+    for spec in (problem.a, problem.b):
+        if spec.alignment < _TMA_BYTES:
+            return f"{spec.name} starts at an address that is not a multiple of {_TMA_BYTES} bytes"
+        steps = [step for extent, step in zip(spec.shape, spec.strides, strict=True) if extent > 1 and step != 1]
+        if any(step <= 0 or step * spec.dtype.itemsize % _TMA_BYTES for step in steps):
+            return f"{spec.name}'s strides {spec.strides} are not positive multiples of {_TMA_BYTES} bytes"
+        if spec.dtype.bits not in (16,) and _major(spec) != "k":
+            return f"{spec.name} is {spec.dtype} and not contiguous along K, which its tensor-core instruction needs"
+    dense = 1 if problem.out_major == "n" else 0
+    for spec in problem.outputs:
+        if spec.shape[dense] * spec.dtype.itemsize % _TMA_BYTES:
+            return f"{spec.name}'s contiguous extent {spec.shape[dense]} is not a multiple of {_TMA_BYTES} bytes"
+    return None
+
+
+def portable_refusal(problem: Any, where: Device) -> str | None:
+    """Why the portable kernels cannot run on a device."""
+    del problem  # they serve everything that the contracts accept
+    return None if where.capability >= (8, 0) else "it needs compute capability 8.0 or newer"
+
+
+def gemm_kernels(folder: str, epilogue: Epilogue) -> tuple[Kernel, ...]:
+    """The kernels of the GEMM in ``cudnn_fe.gemm.<folder>``, best first."""
+    module = f"cudnn_fe.gemm.{folder}"
+    return (
+        Kernel(
+            backend="sm90",
+            module=f"{module}.sm90",
+            refuse=_sm90_refusal,
+            specialise=partial(_sm90_spec, epilogue=epilogue),
+            targets=("sm_90a",),
+            verified=("H200",),
+        ),
+        Kernel(
+            backend="portable",
+            module=f"{module}.portable",
+            refuse=portable_refusal,
+            specialise=partial(_portable_spec, epilogue=epilogue),
+            targets=PORTABLE_TARGETS,
+            verified=("H200",),
+        ),
+    )

@@ -12,7 +12,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS, OperandLoader, OperandPlan, swizzled
-from cudnn_fe.core.cute.ptx_base import load_matrix, load_shared, mma, round_to_tf32, unsigned_divide
+from cudnn_fe.core.cute.ptx_base import any_thread, load_matrix, load_shared, mma, round_to_tf32, unsigned_divide
 
 __all__ = ["ACCUMULATORS", "MainLoop", "TileCoordinates", "grid_size", "tile_coordinates"]
 
@@ -121,7 +121,11 @@ class MainLoop:
             if cutlass.const_expr(self.asynchronous):
                 self._begin(loaders, ahead, shared, 1)
                 self._multiply(sooner, sums)
-                self._await_tile()
+                # ptxas would move the next products up across the barrier, and nothing would be left to hide the reads
+                # behind. So they are made to depend on it: on a zero that only the barrier can tell.
+                zero = self._await_tile(tiles < 0)
+                for block in cutlass.range_constexpr(4):
+                    later[block * 4] = later[block * 4] | zero
                 self._read(shared, index + 1, thread, 0, sooner)
                 self._multiply(later, sums)
             else:
@@ -135,11 +139,15 @@ class MainLoop:
         cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
 
-    def _await_tile(self) -> None:
-        """Close the copies begun last; on return those of the next tile have landed, and the tile before is free."""
+    def _await_tile(self, value: Any = 0) -> Int32:
+        """Close the copies begun last; on return those of the next tile have landed, and the tile before is free.
+
+        Returns:
+            `any_thread` of ``value``.
+        """
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(self.stages - 2)
-        cute.arch.sync_threads()
+        return any_thread(value)
 
     def _place(self, shared: Int32, tile: Any) -> tuple[Int32, Int32]:
         stage = shared + (Int32(tile) & (self.stages - 1)) * self.stage_bytes

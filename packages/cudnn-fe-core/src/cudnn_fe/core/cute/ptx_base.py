@@ -13,6 +13,7 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
 __all__ = [
+    "any_thread",
     "assemble",
     "copy_async",
     "load_global",
@@ -58,6 +59,16 @@ def assemble(code: str, results: list[type], arguments: list[Any]) -> list[Any]:
         return [kind(value) for kind in results]
     fields = [ir.DenseI64ArrayAttr.get([index]) for index in range(len(types))]
     return [kind(llvm.extractvalue(kind.mlir_type, value, field)) for kind, field in zip(results, fields, strict=True)]  # type: ignore[attr-defined]
+
+
+def any_thread(value: Any) -> Int32:
+    """Synchronise the block; 1 if any of its threads passed a value other than 0, else 0."""
+    code = (
+        "{ .reg .pred any, mine; setp.ne.s32 mine, $1, 0; "
+        "barrier.cta.red.or.pred any, 0, mine; selp.b32 $0, 1, 0, any; }"
+    )
+    (answer,) = assemble(code, [Int32], [Int32(value)])
+    return answer
 
 
 def copy_async(shared: Int32, address: Int64, size: int, valid: Any) -> None:

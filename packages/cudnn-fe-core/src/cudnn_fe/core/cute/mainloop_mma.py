@@ -11,42 +11,15 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
-from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS, OperandLoader, OperandPlan, swizzled
-from cudnn_fe.core.cute.ptx_base import any_thread, load_matrix, load_shared, mma, round_to_tf32, unsigned_divide
+from cudnn_fe.core.cute.fragments_mma import read_a, read_b
+from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS, OperandLoader, OperandPlan
+from cudnn_fe.core.cute.ptx_base import any_thread, mma
 
-__all__ = ["ACCUMULATORS", "MainLoop", "TileCoordinates", "grid_size", "tile_coordinates"]
+__all__ = ["ACCUMULATORS", "MainLoop"]
 
 ACCUMULATORS = TILE_ROWS * TILE_ROWS // THREADS
 _STEPS = 2  # MMA steps of 32 bytes of K in a tile
 _FRAGMENT_WORDS = 4 * 4 + 8 * 2
-_RASTER_ROWS = 8  # tiles of M that share their B tiles in L2
-
-
-@dataclass(frozen=True)
-class TileCoordinates:
-    """Which tile of the output a block computes: first row, first column, batch index."""
-
-    row: Any
-    column: Any
-    batch: Any
-
-
-def grid_size(m: Any, n: Any, batches: Any) -> Int32:
-    """Blocks for an (m, n, batches) output, all in the grid's x: the only extent that may pass 65535."""
-    return (Int32(m - 1) // TILE_ROWS + 1) * (Int32(n - 1) // TILE_ROWS + 1) * Int32(batches)
-
-
-def tile_coordinates(block: Int32, m: Any, n: Any) -> TileCoordinates:
-    """The tile of block number ``block``: batches outermost, then bands of rows, each walked column by column."""
-    tiles_m, tiles_n = Int32(m - 1) // TILE_ROWS + 1, Int32(n - 1) // TILE_ROWS + 1
-    batch = unsigned_divide(block, tiles_m * tiles_n)
-    within = block - batch * tiles_m * tiles_n
-    band = unsigned_divide(within, tiles_n * _RASTER_ROWS)
-    first = band * _RASTER_ROWS
-    height = cutlass.min(tiles_m - first, Int32(_RASTER_ROWS))
-    within -= first * tiles_n
-    column = unsigned_divide(within, height)
-    return TileCoordinates((first + within - column * height) * TILE_ROWS, column * TILE_ROWS, batch)
 
 
 @dataclass(frozen=True)
@@ -93,14 +66,14 @@ class MainLoop:
         Args:
             a: A.
             b: B.
-            tile: The output tile's `TileCoordinates`.
+            tile: The output tile's `TileCoordinate`.
             shared: Address of `shared_bytes` of shared memory, 16-byte aligned.
             sums: `ACCUMULATORS` fp32 registers, MMA tile by MMA tile: four of 16 rows, times eight of 8 columns.
         """
         thread = cute.arch.thread_idx()[0]
         loaders = (
-            OperandLoader(self.a, a, tile.batch, tile.row, thread),
-            OperandLoader(self.b, b, tile.batch, tile.column, thread),
+            OperandLoader(self.a, a, tile.batch, tile.m * TILE_ROWS, thread),
+            OperandLoader(self.b, b, tile.batch, tile.n * TILE_ROWS, thread),
         )
         sums.fill(0.0)
         for early in cutlass.range_constexpr(self.stages - 1):
@@ -170,9 +143,9 @@ class MainLoop:
         a_shared, b_shared = self._place(shared, tile)
         words = []
         for block in range(4):
-            words += _read_a(self.a, a_shared, (warp // 2) * 64 + block * 16, step, lane)
+            words += read_a(self.a, a_shared, (warp // 2) * 64 + block * 16, step, lane)
         for block in range(4):
-            words += _read_b(self.b, b_shared, (warp % 2) * 64 + block * 16, step, lane)
+            words += read_b(self.b, b_shared, (warp % 2) * 64 + block * 16, step, lane)
         for index, word in enumerate(words):
             fragments[index] = word
 
@@ -190,50 +163,3 @@ class MainLoop:
 def _share(copies: int, piece: int) -> range:
     """The copies that are interleaved with MMA step ``piece``."""
     return range(copies * piece // _STEPS, copies * (piece + 1) // _STEPS)
-
-
-def _read_a(plan: OperandPlan, shared: Int32, row: Any, step: int, lane: Int32) -> list[Int32]:
-    """The A fragment of 16 rows: (row g, word t), (g + 8, t), (g, t + 4), (g + 8, t + 4); g, t = divmod(lane, 4)."""
-    low, high = lane % 8 + (lane // 8 % 2) * 8, lane // 16
-    return _read(plan, shared, row, step, lane, row_lane=low, k_half=high, transposed=(high, lane // 8 % 2))
-
-
-def _read_b(plan: OperandPlan, shared: Int32, row: Any, step: int, lane: Int32) -> list[Int32]:
-    """The B fragments of two times 8 rows: (k t, row g), (t + 4, g) in words."""
-    high, low = lane // 16, lane // 8 % 2
-    words = _read(plan, shared, row, step, lane, row_lane=lane % 8 + high * 8, k_half=low, transposed=(low, high))
-    if plan.major == "mn" and plan.kind == "tf32":
-        words = [words[0], words[2], words[1], words[3]]
-    return words
-
-
-def _read(
-    plan: OperandPlan, shared: Int32, row: Any, step: int, lane: Int32, *, row_lane: Any, k_half: Any, transposed: Any
-) -> list[Int32]:
-    """Four words of 16 rows by 32 bytes of K.
-
-    Args:
-        plan: The operand.
-        shared: Address of its tile.
-        row: First row.
-        step: Which 32 bytes of K.
-        lane: Lane of the warp.
-        row_lane: K-major: the row whose 16 bytes this lane points ldmatrix at.
-        k_half: K-major: which 16 bytes of K.
-        transposed: MN-major: which 8 of the 16 K, and which 8 of the 16 rows, this lane points ldmatrix at.
-    """
-    if plan.major == "k":
-        address = shared + (row + row_lane) * plan.pitch + swizzled(step * 32 + k_half * 16, row_lane)
-        words = load_matrix(address, transpose=False)
-    elif plan.kind == "tf32":
-        # ldmatrix transposes 16-bit elements only.
-        address = shared + (step * 8 + lane % 4) * plan.pitch + (row + lane // 4) * 4
-        words = [
-            load_shared(address + half * 4 * plan.pitch + eight * 32, 1)[0] for half in range(2) for eight in range(2)
-        ]
-    else:
-        k_lane = step * 16 + transposed[0] * 8 + lane % 8
-        words = load_matrix(shared + k_lane * plan.pitch + (row + transposed[1] * 8) * 2, transpose=True)
-    if plan.kind == "tf32":
-        words = [round_to_tf32(word) for word in words]
-    return words

@@ -13,7 +13,7 @@ from cutlass import Int32, cute
 
 from cudnn_fe.core.cute.fragments_mma import read_a, read_b
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS, OperandLoader, OperandPlan
-from cudnn_fe.core.cute.ptx_base import any_thread, mma
+from cudnn_fe.core.cute.ptx_base import mma
 
 __all__ = ["ACCUMULATORS", "MainLoop"]
 
@@ -85,42 +85,35 @@ class MainLoop:
         tiles = (Int32(a.shape[1]) + (self.a.depth - 1)) // self.a.depth
         sooner = cute.make_rmem_tensor(_FRAGMENT_WORDS, Int32)
         later = cute.make_rmem_tensor(_FRAGMENT_WORDS, Int32)
-        self._read(shared, 0, thread, 0, sooner)
+        if cutlass.const_expr(self.asynchronous):
+            self._read(shared, 0, thread, 0, sooner)
         for index in cutlass.range(tiles, unroll=1):
-            # Fragments are read one MMA step ahead, across the barrier too. What the last step reads is never used.
             ahead = index + (self.stages - 1)
-            self._read(shared, index, thread, 1, later)
-            words = self._begin(loaders, ahead, shared, 0)
             if cutlass.const_expr(self.asynchronous):
-                self._begin(loaders, ahead, shared, 1)
+                # Fragments are read one MMA step ahead. What the last of these reads brings is never used.
+                self._read(shared, index, thread, 1, later)
+                for piece in cutlass.range_constexpr(_STEPS):
+                    self._begin(loaders, ahead, shared, piece)
                 self._multiply(sooner, sums)
-                # ptxas would move the next products up across the barrier, and nothing would be left to hide the reads
-                # behind. So they are made to depend on it: on a zero that only the barrier can tell.
-                zero = self._await_tile(tiles < 0)
-                for block in cutlass.range_constexpr(4):
-                    later[block * 4] = later[block * 4] | zero
+                self._await_tile()
                 self._read(shared, index + 1, thread, 0, sooner)
                 self._multiply(later, sums)
             else:
-                self._multiply(sooner, sums)
-                self._finish(loaders, words, shared, ahead, 0)
-                words = self._begin(loaders, ahead, shared, 1)
-                self._multiply(later, sums)
-                self._finish(loaders, words, shared, ahead, 1)
+                # Words in flight take the registers of a second set of fragments.
+                for step in cutlass.range_constexpr(_STEPS):
+                    words = self._begin(loaders, ahead, shared, step)
+                    self._read(shared, index, thread, step, later)
+                    self._multiply(later, sums)
+                    self._finish(loaders, words, shared, ahead, step)
                 self._await_tile()
-                self._read(shared, index + 1, thread, 0, sooner)
         cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
 
-    def _await_tile(self, value: Any = 0) -> Int32:
-        """Close the copies begun last; on return those of the next tile have landed, and the tile before is free.
-
-        Returns:
-            `any_thread` of ``value``.
-        """
+    def _await_tile(self) -> None:
+        """Close the copies begun last; on return those of the next tile have landed, and the tile before is free."""
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(self.stages - 2)
-        return any_thread(value)
+        cute.arch.sync_threads()
 
     def _place(self, shared: Int32, tile: Any) -> tuple[Int32, Int32]:
         stage = shared + (Int32(tile) & (self.stages - 1)) * self.stage_bytes
@@ -161,5 +154,7 @@ class MainLoop:
 
 
 def _share(copies: int, piece: int) -> range:
-    """The copies that are interleaved with MMA step ``piece``."""
+    """The copies that are interleaved with MMA step ``piece``: half of them, or the few there are with the first."""
+    if copies <= _STEPS:
+        return range(copies if piece == 0 else 0)
     return range(copies * piece // _STEPS, copies * (piece + 1) // _STEPS)

@@ -13,7 +13,6 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
 __all__ = [
-    "any_thread",
     "assemble",
     "copy_async",
     "load_global",
@@ -23,7 +22,6 @@ __all__ = [
     "permute_bytes",
     "round_to_tf32",
     "store_shared",
-    "unsigned_divide",
 ]
 
 _CONSTRAINT = {Int32: "r", Int64: "l", Float32: "f"}
@@ -59,16 +57,6 @@ def assemble(code: str, results: list[type], arguments: list[Any]) -> list[Any]:
         return [kind(value) for kind in results]
     fields = [ir.DenseI64ArrayAttr.get([index]) for index in range(len(types))]
     return [kind(llvm.extractvalue(kind.mlir_type, value, field)) for kind, field in zip(results, fields, strict=True)]  # type: ignore[attr-defined]
-
-
-def any_thread(value: Any) -> Int32:
-    """Synchronise the block; 1 if any of its threads passed a value other than 0, else 0."""
-    code = (
-        "{ .reg .pred any, mine; setp.ne.s32 mine, $1, 0; "
-        "barrier.cta.red.or.pred any, 0, mine; selp.b32 $0, 1, 0, any; }"
-    )
-    (answer,) = assemble(code, [Int32], [Int32(value)])
-    return answer
 
 
 def copy_async(shared: Int32, address: Int64, size: int, valid: Any) -> None:
@@ -144,9 +132,3 @@ def permute_bytes(first: Any, second: Any, selector: int) -> Int32:
     """Four bytes chosen from ``first`` (numbers 0-3) and ``second`` (4-7), one selector digit for each."""
     (permuted,) = assemble(f"prmt.b32 $0, $1, $2, {selector};", [Int32], [Int32(first), Int32(second)])
     return permuted
-
-
-def unsigned_divide(dividend: Any, divisor: Any) -> Int32:
-    """The quotient of two non-negative 32-bit values."""
-    (quotient,) = assemble("div.u32 $0, $1, $2;", [Int32], [Int32(dividend), Int32(divisor)])
-    return quotient

@@ -6,6 +6,7 @@ gradient that reached AB12 by other ways. Bound by memory: every tensor is read 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -14,7 +15,7 @@ from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.activations import sigmoid
 from cudnn_fe.core.cute.arguments import fake_tensor
-from cudnn_fe.core.cute.vectors import load_vector, store_vector
+from cudnn_fe.core.cute.vectors import load_words, store_vector, widen
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.gemm.dswiglu.kernel_spec import DswigluSpec
 
@@ -22,7 +23,7 @@ __all__ = ["fake_arguments", "launcher"]
 
 _THREADS = 128
 _VECTOR = 8  # elements of dC: 16 bytes
-_UNROLL = 2  # vectors of a thread, all of whose loads are in flight together
+_UNROLL = 4  # vectors of a thread, all of whose loads are in flight together
 _PAIR = 32  # columns of values, followed by as many of gates
 
 
@@ -82,62 +83,101 @@ class _Dswiglu:
         across, segment = divmod(block, by_segments)
         batch, band = divmod(across, by_groups)
         lines = Int32(dc.shape[self.line])
-        # Every load comes before the first use; threads past the end load the last line and store nothing.
+        # Every load comes before the first use.
         inside, loaded = [], []
         for part in cutlass.range_constexpr(_UNROLL):
             down, along = divmod(segment * (_THREADS * _UNROLL) + part * _THREADS + thread, by_line)
             line = band * group + down
             inside.append(Int32(down < group) & Int32(line < lines))
-            last = cutlass.min(line, lines - 1)
-            loaded.append(_Loaded(self.inner, ab12, dc, upstream, last, along * count, batch, count))
+            places = _Places(self.line, count, batch, line, along * count)
+            loaded.append(_Loaded(ab12, dc, upstream, places, inside[part]))
         for part in cutlass.range_constexpr(_UNROLL):
             if inside[part] != 0:
                 _store_gradients(loaded[part], dab12)
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Where ``count`` elements of dC lie, and their values and gates.
+
+    Attributes:
+        line_dim: The dim along which ``line`` counts, 0 or 1; ``inner`` counts along the other.
+        count: How many elements; more than one lie side by side in memory.
+        batch: Index along L.
+        line: Index of the line.
+        inner: Index of the first element in it, in dC.
+    """
+
+    line_dim: int
+    count: int
+    batch: Any
+    line: Any
+    inner: Any
+
+    def of(self, tensor: Any) -> Int64:
+        """Address in a tensor of dC's shape."""
+        return self._address(tensor, self.line, self.inner)
+
+    def of_pair(self, tensor: Any) -> tuple[Int64, Int64]:
+        """Addresses of values and gates in a tensor of AB12's shape."""
+        line, inner = self.line, self.inner
+        if self.line_dim == 0:
+            inner = inner + inner // _PAIR * _PAIR
+        else:
+            line = line + line // _PAIR * _PAIR
+        values = self._address(tensor, line, inner)
+        step = _PAIR if self._dense(1) else Int64(tensor.stride[1]) * _PAIR
+        return values, values + step * (tensor.element_type.width // 8)
+
+    def _dense(self, dim: int) -> bool:
+        return dim != self.line_dim and self.count > 1
+
+    def _address(self, tensor: Any, line: Any, inner: Any) -> Int64:
+        offset = Int64(self.batch) * Int64(tensor.stride[2]) + Int64(line) * Int64(tensor.stride[self.line_dim])
+        inner_dim = 1 - self.line_dim
+        offset += Int64(inner) if self._dense(inner_dim) else Int64(inner) * Int64(tensor.stride[inner_dim])
+        return tensor.iterator.toint() + offset * (tensor.element_type.width // 8)
+
+
 class _Loaded:
-    """``count`` elements of dC in registers, with their values, gates and upstream gradients.
+    """Elements of dC in registers, with their values, gates and upstream gradients.
 
     Args:
-        inner_dim: The dim that the elements lie along.
         ab12: AB12.
         dc: dC.
         upstream: The gradient to add, or None.
-        line: Index along the other dim.
-        inner: Index of the first element along ``inner_dim`` (of dC).
-        batch: Index along L.
-        count: How many elements.
+        places: Where they lie.
+        inside: Whether they are within the extents; nothing is read otherwise.
     """
 
-    def __init__(
-        self, inner_dim: int, ab12: Any, dc: Any, upstream: Any, line: Any, inner: Any, batch: Any, count: int
-    ) -> None:
-        row, column = line, inner
-        if inner_dim == 0:
-            row, column = inner, line
-        value_column = column + column // _PAIR * _PAIR
-        self.places = ((row, value_column, batch), (row, value_column + _PAIR, batch))
-        self.values, self.gates = (_load(ab12, place, count) for place in self.places)
-        self.outer = _load(dc, (row, column, batch), count)
-        self.added = None if upstream is None else [_load(upstream, place, count) for place in self.places]
+    def __init__(self, ab12: Any, dc: Any, upstream: Any, places: _Places, inside: Any) -> None:
+        self.places, self.inside = places, inside
+        self.pairs = [self._load(ab12, address) for address in places.of_pair(ab12)]
+        self.outer = self._load(dc, places.of(dc))
+        self.added = [] if upstream is None else [self._load(upstream, address) for address in places.of_pair(upstream)]
+
+    def _load(self, tensor: Any, address: Int64) -> tuple[Any, list[Int32], int]:
+        kind, count = tensor.element_type, self.places.count
+        return kind, load_words(kind, address, count, self.inside), count
 
 
 def _store_gradients(loaded: _Loaded, dab12: Any) -> None:
     """Compute and store the gradients of the values and of the gates."""
+    values, gates = (widen(*words) for words in loaded.pairs)
     of_values, of_gates = [], []
-    for value, gate, outer in zip(loaded.values, loaded.gates, loaded.outer, strict=True):
+    for value, gate, outer in zip(values, gates, widen(*loaded.outer), strict=True):
         share = sigmoid(gate)
-        # Far out, s or 1 - s is an exact zero and its partner finite: no inf * 0.
-        slope = share * (Float32(1.0) + gate * (Float32(1.0) - share))
-        of_values.append(outer * (gate * share))
+        # s + G * s * (1 - s): far out, G * s or 1 - s is an exact zero and its partner finite, so no inf * 0.
+        silu = gate * share
+        slope = share + silu * (Float32(1.0) - share)
+        of_values.append(outer * silu)
         of_gates.append(outer * (value * slope))
-    if loaded.added is not None:
-        of_values, of_gates = (
-            [result + more for result, more in zip(results, added, strict=True)]
-            for results, added in zip((of_values, of_gates), loaded.added, strict=True)
-        )
-    for place, result in zip(loaded.places, (of_values, of_gates), strict=True):
-        store_vector(dab12.element_type, _address(dab12, place), result)
+    results = [of_values, of_gates]
+    if loaded.added:
+        added = [widen(*words) for words in loaded.added]
+        results = [[x + y for x, y in zip(*sides, strict=True)] for sides in zip(results, added, strict=True)]
+    for address, result in zip(loaded.places.of_pair(dab12), results, strict=True):
+        store_vector(dab12.element_type, address, result)
 
 
 class _WithoutUpstream(_Dswiglu):
@@ -152,15 +192,6 @@ class _WithUpstream(_Dswiglu):
         self, stream: cuda.CUstream, ab12: cute.Tensor, dc: cute.Tensor, upstream: cute.Tensor, dab12: cute.Tensor
     ) -> None:
         self.launch(stream, ab12, dc, upstream, dab12)
-
-
-def _address(tensor: Any, place: tuple[Any, Any, Any]) -> Int64:
-    offset = sum((Int64(at) * Int64(stride) for at, stride in zip(place, tensor.stride, strict=True)), Int64(0))
-    return tensor.iterator.toint() + offset * (tensor.element_type.width // 8)
-
-
-def _load(tensor: Any, place: tuple[Any, Any, Any], count: int) -> list[Float32]:
-    return load_vector(tensor.element_type, _address(tensor, place), count)
 
 
 def launcher(spec: DswigluSpec) -> Any:

@@ -34,8 +34,10 @@ class Rule:
 
 
 KERNELS = ("cudnn_fe.core.cute", "cudnn_fe.core.cute.*", "*.sm90*", "*.sm100*", "*.portable*")
+# Kernels as JAX calls: whoever imports `cudnn.jax` asks for both.
+JAX_KERNELS = ("cudnn_fe.core.jax_call", "cudnn.jax")
 RULES = (
-    Rule(frozenset({"cutlass", "cuda", "tvm_ffi"}), KERNELS),
+    Rule(frozenset({"cutlass", "cuda", "tvm_ffi"}), KERNELS + JAX_KERNELS),
     Rule(frozenset({"torch", "triton"}), ("*.torch", "*._torch", "*.torch_*", "*._torch_*")),
     Rule(frozenset({"jax", "jaxlib"}), ("*.jax", "*._jax", "*.jax_*", "*._jax_*")),
     Rule(frozenset({"rich", "typer"}), ("cudnn._cli", "cudnn._cli.*")),

@@ -37,7 +37,7 @@ def physical_order(spec: TensorSpec) -> tuple[int, ...]:
 
 def bind_operands(op: Op, operands: tuple[Any, ...], options: dict[str, Any]) -> Problem:
     """The problem of a call, from arrays or `Permuted` arrays."""
-    specs = []
+    specs: list[TensorSpec | None] = []
     for name, operand in zip(op.problem.operands, operands, strict=True):
         if operand is None:
             specs.append(None)

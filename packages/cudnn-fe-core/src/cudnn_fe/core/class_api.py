@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
@@ -31,6 +31,10 @@ class OpClass:
 
     op: ClassVar[Op]
     _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]]]
+
+    if TYPE_CHECKING:  # the subclasses' signatures are made at run time
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def _set_up(self, arguments: Mapping[str, Any]) -> None:
         announce_experimental(type(self).__name__)

@@ -67,8 +67,10 @@ def forget_compiled() -> None:
 
 def _load_or_compile(module: str, spec: Hashable, arch: str) -> Callable[..., None]:
     cache = object_cache()
+    function: Callable[..., None]
     if cache is None:
-        return compile_now(module, spec, arch)
+        function = compile_now(module, spec, arch)
+        return function
     key = cache_key(module, spec, arch)
     name = f"k{key[:24]}"
     found = _load(cache, key, name)

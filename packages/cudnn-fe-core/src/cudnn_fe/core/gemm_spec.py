@@ -17,10 +17,11 @@ class GemmTile:
     """The part of a kernel's configuration that does not follow from the operands.
 
     Attributes:
-        m: Rows of one CTA's output tile, 64 or 128.
-        n: Columns of one CTA's output tile.
-        warpgroups_m: Consumer warpgroups side by side along M; each owns 64 rows.
-        warpgroups_n: Consumer warpgroups side by side along N.
+        m: Rows of an output tile, 64 or 128.
+        n: Columns of an output tile.
+        warpgroups_m: Consumer warpgroups that share a tile, side by side along M.
+        warpgroups_n: Consumer warpgroups that share a tile, side by side along N.
+        ping_pong: Two consumer warpgroups take whole tiles in turn, one multiplying while the other stores.
         cluster_m: CTAs along M that share one tile of B through multicast.
         cluster_n: CTAs along N that share one tile of A through multicast.
         split_k: CTAs of a cluster that each sum a part of K for the same output tile.
@@ -32,6 +33,7 @@ class GemmTile:
     n: int = 256
     warpgroups_m: int = 2
     warpgroups_n: int = 1
+    ping_pong: bool = False
     cluster_m: int = 2
     cluster_n: int = 1
     split_k: int = 1

@@ -113,7 +113,7 @@ def _jitted(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str |
             )
         return results, (True,) * len(results)
 
-    return jax.jit(run)  # type: ignore[no-any-return]
+    return jax.jit(run)
 
 
 def _present(specs: tuple[TensorSpec | None, ...]) -> list[TensorSpec]:
@@ -190,7 +190,7 @@ def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backen
         return rule.backward(saved, dense, scalars, needed, backend)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
-    return run  # type: ignore[no-any-return]
+    return run
 
 
 def _is_zero(cotangent: Any) -> bool:

@@ -16,6 +16,7 @@ from cudnn_fe.core.compile import compiled
 from cudnn_fe.core.device import device as device_of
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.core.op import Op, Problem, op_named, resolve
+from cudnn_fe.core.registry import ops
 from cudnn_fe.core.settings import settings
 from cudnn_fe.core.streams import torch_stream
 
@@ -137,7 +138,7 @@ def call_torch(
     runner = torch_op(op)
     if wants_gradient and runner.gradient is not None and torch.is_grad_enabled():
         runner.gradient.check(tuple(t.dtype for t in operands if t is not None))
-        return tuple(_Differentiable.apply(runner, options, scalars, backend, stream, *operands))  # type: ignore[no-untyped-call]
+        return tuple(_Differentiable.apply(runner, options, scalars, backend, stream, *operands))
     return runner.eager(operands, options, scalars, backend, stream)
 
 
@@ -150,10 +151,14 @@ def _call_library(
     return results if isinstance(results, tuple) else (results,)
 
 
-@torch.compiler.assume_constant_result  # tracing must not walk through the registration
+# Tracing must not walk through the registration.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _registered(name: str) -> bool:
+    """Register every installed op on first use: a graph that torch cached may call ops that nobody traced here."""
     if not hasattr(torch.ops.cudnn_fe, name):
-        _register(torch_op(op_named(name)))
+        for op in {op_named(name), *ops(public=False)}:
+            if not hasattr(torch.ops.cudnn_fe, op.name):
+                _register(torch_op(op))
     return True
 
 
@@ -183,7 +188,7 @@ class _Differentiable(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: Any) -> Any:
         rule, scalars, backend, stream, strides = ctx.call
         device = next(t.device for t in ctx.saved_tensors)

@@ -22,7 +22,7 @@ class TupleDict(dict[str, Any]):
     """
 
     __slots__ = ("_order",)
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

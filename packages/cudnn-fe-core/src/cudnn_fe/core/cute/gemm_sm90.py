@@ -9,7 +9,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync
 
-from cudnn_fe.core.cute import epilogue_sm90, mainloop_sm90
+from cudnn_fe.core.cute import epilogue_sm90, mainloop_sm90, split_k
 from cudnn_fe.core.cute.epilogue_sm90 import Epilogue, Output
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.tile_scheduler import DenseTiles
@@ -33,6 +33,8 @@ class GemmSm90:
         outputs: What is stored, in the epilogue's order.
         epilogue: The function from a block of accumulators to the outputs' fragments.
         block_columns: Accumulator columns that one call of the epilogue sees.
+
+    With K split, a cluster works on one output tile and then exits: its partial sums travel through the stages' memory.
     """
 
     def __init__(self, spec: GemmSpec, outputs: tuple[Output, ...], epilogue: Epilogue, block_columns: int) -> None:
@@ -41,26 +43,28 @@ class GemmSm90:
         self.block_columns = block_columns
         self.a_type, self.b_type = element_type(spec.a_dtype), element_type(spec.b_dtype)
         self.k = mainloop_sm90.STAGE_BYTES_K * 8 // self.a_type.width
-        self.consumers = tile.warpgroups_m * tile.warpgroups_n
+        self.sharing = tile.warpgroups_m * tile.warpgroups_n
+        self.consumers = 2 if tile.ping_pong else self.sharing
         self.threads = WARPGROUP * (self.consumers + 1)
         self.warpgroup_columns = tile.n // tile.warpgroups_n
+        self.row_blocks = tile.m // (64 * tile.warpgroups_m)
         self.blocks = self.warpgroup_columns // block_columns
+        self.values = block_columns // 2
         self.cluster = (tile.cluster_m, tile.cluster_n, tile.split_k)
         self.stage_bytes = (tile.m + tile.n) * mainloop_sm90.STAGE_BYTES_K
         slot_bytes = self.consumers * sum(output.bytes for output in outputs)
         free = SMEM_BYTES - BARRIER_BYTES
         self.slots = 2 if (free - 2 * slot_bytes) // self.stage_bytes == (free - slot_bytes) // self.stage_bytes else 1
         self.stages = (free - self.slots * slot_bytes) // self.stage_bytes
+        mailbox_bytes = split_k.mailbox_bytes(self.blocks, self.values, tile.split_k) * self.consumers
+        if tile.split_k > 1 and (mailbox_bytes > self.stages * self.stage_bytes or self.row_blocks > 1):
+            raise ValueError(f"K split in {tile.split_k} needs more shared memory than the stages of {tile} have")
 
     def tiled_mma(self) -> Any:
-        """The products of one CTA; FP8 splits 256 columns in two, to leave registers for the promotion."""
-        columns = self.warpgroup_columns
-        if self.spec.is_fp8 and columns > 128:
-            columns //= 2
+        """The products of one CTA."""
         majors = (self.spec.a_major, self.spec.b_major)
-        return mainloop_sm90.make_tiled_mma(
-            self.a_type, self.b_type, majors, columns, (self.tile.warpgroups_m, self.tile.warpgroups_n)
-        )
+        warpgroups = (self.tile.warpgroups_m, self.tile.warpgroups_n)
+        return mainloop_sm90.make_tiled_mma(self.a_type, self.b_type, majors, self.warpgroup_columns, warpgroups)
 
     def a_layout(self) -> Any:
         """A's stages."""
@@ -90,7 +94,9 @@ class GemmSm90:
             view = tma_view(out, 1 if output.major == "n" else 0)
             stores.append(store_tile(view, cute.slice_(output.smem_layout(1), (None, None, 0)), (64, output.columns)))
         extents = (a.shape[0], b.shape[0], a.shape[1], a.shape[2])
-        clusters = cutlass.min(self.schedule(extents).total(), tile.persistent_ctas // cute.size(self.cluster))
+        clusters = self.schedule(extents).total()
+        if cutlass.const_expr(tile.split_k == 1):
+            clusters = cutlass.min(clusters, tile.persistent_ctas // cute.size(self.cluster))
         self.kernel(load_a, load_b, tuple(stores), self.tiled_mma(), extents, alpha).launch(
             grid=(tile.cluster_m, tile.cluster_n, tile.split_k * clusters),
             block=(self.threads, 1, 1),
@@ -139,7 +145,7 @@ class GemmSm90:
             barrier_storage=barriers,
             num_stages=self.stages,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, sharers * self.consumers * 4),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, sharers * self.sharing * 4),
             tx_count=self.stage_bytes,
             cta_layout_vmnk=cluster_layout,
             defer_sync=True,
@@ -199,53 +205,67 @@ class GemmSm90:
             if cutlass.const_expr(self.consumers == 2):
                 cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             consumer = warpgroup_index - 1
-            thread_mma = tiled_mma.get_slice(consumer * WARPGROUP)
+            turn = consumer if self.tile.ping_pong else Int32(0)
+            turns = self.consumers if self.tile.ping_pong else 1
+            thread_mma = tiled_mma.get_slice((consumer - turn) * WARPGROUP)
             tCrA = tiled_mma.make_fragment_A(thread_mma.partition_A(sA))
             tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
             acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((self.tile.m, self.tile.n)), Float32)
             state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-            for linear in cutlass.range(first, tiles.total(), step, unroll=1):
+            state = mainloop_sm90.skip(state, turn * tiles.k_tiles)
+            for linear in cutlass.range(first + turn * step, tiles.total(), step * turns, unroll=1):
                 at = tiles.coordinate(linear, rank)
                 if cutlass.const_expr(self.spec.is_fp8):
                     state = mainloop_sm90.consume_promoted(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
                 else:
                     state = mainloop_sm90.consume(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
-                self.store(acc, stores, sOuts, at, consumer, thread % WARPGROUP, warp % 4, alpha)
+                if cutlass.const_expr(self.tile.ping_pong):
+                    state = mainloop_sm90.skip(state, tiles.k_tiles)
+                row = at.m * (self.tile.m // 64) + (consumer - turn) % self.tile.warpgroups_m
+                column = at.n * self.tile.warpgroups_n + (consumer - turn) // self.tile.warpgroups_m
+                if cutlass.const_expr(self.tile.split_k == 1):
+                    for index in cutlass.range_constexpr(self.row_blocks * self.blocks):
+                        fragment = cute.make_tensor(acc.iterator + index * self.values, cute.make_layout(self.values))
+                        where = (row + index // self.blocks, column * self.blocks + index % self.blocks, at.batch)
+                        self.store(fragment, stores, sOuts, where, consumer, index % self.slots, alpha)
+                else:
+                    sums = split_k.exchange(acc, sA.iterator, consumer, rank[2], self.blocks, self.tile.split_k)
+                    for index in cutlass.range_constexpr(split_k.turns(self.blocks, self.tile.split_k)):
+                        block = rank[2] + index * self.tile.split_k
+                        if block < self.blocks:
+                            where = (row, column * self.blocks + block, at.batch)
+                            self.store(sums[index], stores, sOuts, where, consumer, index % self.slots, alpha)
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def store(
         self,
-        acc: cute.Tensor,
+        fragment: cute.Tensor,
         stores: tuple[TmaTile, ...],
         sOuts: list[cute.Tensor],
-        at: Any,
+        where: tuple[Int32, Int32, Int32],
         consumer: Int32,
-        thread: Int32,
-        warp: Int32,
+        slot: cutlass.Constexpr[int],
         alpha: Float32,
     ):
-        """Runs the epilogue block by block; each warpgroup keeps its own buffers and barrier, so they may drift."""
-        values = self.block_columns // 2
+        """Runs the epilogue on a block; each warpgroup has its own buffers and barrier, so that they may drift."""
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0
         barrier = pipeline.NamedBarrier(barrier_id=consumer + 1, num_threads=WARPGROUP)
-        row = at.m * (self.tile.m // 64) + consumer % self.tile.warpgroups_m
-        column = (at.n * self.tile.warpgroups_n + consumer // self.tile.warpgroups_m) * self.blocks
-        for block in cutlass.range_constexpr(self.blocks):
-            fragment = cute.make_tensor(acc.iterator + block * values, cute.make_layout(values))
-            results = self.epilogue(fragment, alpha)
-            slot = consumer * self.slots + block % self.slots
-            if warp == 0:
-                cute.arch.cp_async_bulk_wait_group(self.slots - 1, read=True)
-            barrier.arrive_and_wait()
-            for output, result, sOut in zip(self.outputs, results, sOuts, strict=True):
-                epilogue_sm90.store_fragment(output, result, sOut[None, None, slot], thread)
-            cute.arch.fence_proxy("async.shared", space="cta")
-            barrier.arrive_and_wait()
-            if warp == 0:
-                for output, store, sOut in zip(self.outputs, stores, sOuts, strict=True):
-                    gOut = cute.local_tile(store.tensor, (64, output.columns), (None, None, None))
-                    tSsOut, tSgOut = cpasync.tma_partition(
-                        store.atom, 0, cute.make_layout(1), cute.group_modes(sOut, 0, 2), cute.group_modes(gOut, 0, 2)
-                    )
-                    cute.copy(store.atom, tSsOut[None, slot], tSgOut[None, row, column + block, at.batch])
-                cute.arch.cp_async_bulk_commit_group()
+        results = self.epilogue(fragment, alpha)
+        place = consumer * self.slots + slot
+        if storing_warp:
+            cute.arch.cp_async_bulk_wait_group(self.slots - 1, read=True)
+        barrier.arrive_and_wait()
+        for output, result, sOut in zip(self.outputs, results, sOuts, strict=True):
+            epilogue_sm90.store_fragment(output, result, sOut[None, None, place], thread)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        barrier.arrive_and_wait()
+        if storing_warp:
+            for output, store, sOut in zip(self.outputs, stores, sOuts, strict=True):
+                gOut = cute.local_tile(store.tensor, (64, output.columns), (None, None, None))
+                tSsOut, tSgOut = cpasync.tma_partition(
+                    store.atom, 0, cute.make_layout(1), cute.group_modes(sOut, 0, 2), cute.group_modes(gOut, 0, 2)
+                )
+                cute.copy(store.atom, tSsOut[None, place], tSgOut[None, *where])
+            cute.arch.cp_async_bulk_commit_group()

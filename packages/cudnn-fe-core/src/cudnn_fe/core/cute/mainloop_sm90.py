@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu.warpgroup.mma import MmaOp, MmaTraits
 
 from cudnn_fe.core.cute.tma import TmaTile
 
-__all__ = ["consume", "consume_promoted", "make_tiled_mma", "operand_smem_layout", "produce", "swizzled_atom"]
+__all__ = ["consume", "consume_promoted", "make_tiled_mma", "operand_smem_layout", "produce", "skip", "swizzled_atom"]
 
 STAGE_BYTES_K = 128
 _ATOMS = warpgroup.SmemLayoutAtomKind
@@ -103,6 +103,13 @@ def produce(
     return state
 
 
+def skip(state: pipeline.PipelineState, stages: Int32) -> pipeline.PipelineState:
+    """The state after `stages` more stages, which another warpgroup consumes."""
+    index = state.index + stages
+    laps = index // state.stages
+    return pipeline.PipelineState(state.stages, state.count, index - laps * state.stages, state.phase ^ (laps & 1))
+
+
 def _accumulating(tiled_mma: Any, accumulate: bool) -> Any:
     """A copy of the product that adds to its accumulator, or overwrites it.
 
@@ -162,26 +169,21 @@ def consume_promoted(
     """As `consume`, but each stage's products are added to `acc` by the CUDA cores.
 
     FP8 WGMMA keeps about 14 bits of its running sum; over a stage (128 elements of K) that is harmless, over all of K
-    it is not. The columns go in parts, because two full accumulators do not fit the register file; the other
-    warpgroup's WGMMAs run meanwhile.
+    it is not. The other warpgroup's WGMMAs run meanwhile. Two accumulators must fit the register file: at most 192
+    columns; summing more of them in parts makes the compiler keep both parts' sums alive, and spill.
     """
     overwrite, accumulate = _accumulating(tiled_mma, False), _accumulating(tiled_mma, True)
-    parts = cute.size(acc, mode=[2])
-    partial = cute.make_rmem_tensor((acc.shape[0], 1, 1), Float32)
-    width = cute.size(partial)
     acc.fill(0.0)
     for _ in cutlass.range(k_tiles, unroll=1):
         ring.consumer_wait(state)
-        for part in cutlass.range_constexpr(parts):
-            warpgroup.fence()
-            columns_b = cute.local_tile(
-                tCrB[None, None, None, state.index], (tCrB.shape[0], 1, tCrB.shape[2]), (0, part, 0)
-            )
-            _multiply(overwrite, accumulate, partial, tCrA[None, None, None, state.index], columns_b)
-            warpgroup.wait_group(0)
-            if cutlass.const_expr(part == parts - 1):
-                ring.consumer_release(state)
-            for i in cutlass.range_constexpr(width):
-                acc[part * width + i] = acc[part * width + i] + partial[i]
+        partial = cute.make_rmem_tensor(acc.shape, Float32)
+        warpgroup.fence()
+        _multiply(
+            overwrite, accumulate, partial, tCrA[None, None, None, state.index], tCrB[None, None, None, state.index]
+        )
+        warpgroup.wait_group(0)
+        ring.consumer_release(state)
+        for i in cutlass.range_constexpr(cute.size(acc)):
+            acc[i] = acc[i] + partial[i]
         state.advance()
     return state

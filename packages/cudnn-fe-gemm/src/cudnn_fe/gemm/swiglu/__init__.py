@@ -232,8 +232,8 @@ def gemm_swiglu_jax_backward(
 
     names = ("a_tensor", "b_tensor", "ab12_tensor", "dc_tensor", "dab12_tensor")
     given = (a_tensor, b_tensor, ab12_tensor, dc_tensor, dab12_tensor)
-    arrays = [None if x is None else as_jax(name, x) for name, x in zip(names, given, strict=True)]
-    out = gemm_swiglu_backward(*arrays, alpha, backend=backend)
+    a, b, ab12, dc, dab12 = (None if x is None else as_jax(name, x) for name, x in zip(names, given, strict=True))
+    out = gemm_swiglu_backward(a, b, ab12, dc, dab12, alpha, backend=backend)
     return out[0], out[1]
 
 

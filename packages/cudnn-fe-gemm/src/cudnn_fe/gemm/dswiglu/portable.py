@@ -36,9 +36,10 @@ class _Dswiglu:
         misaligned = Int64(dc.shape[self.inner] % _VECTOR)
         for tensor in [tensor for tensor in (ab12, dc, upstream, dab12) if tensor is not None]:
             size = tensor.element_type.width // 8
-            misaligned |= Int64(tensor.stride[self.inner]) ^ 1
-            for part in (tensor.iterator.toint(), *(Int64(tensor.stride[dim]) * size for dim in (self.line, 2))):
-                misaligned |= part & 15
+            misaligned |= (Int64(tensor.stride[self.inner]) ^ 1) | (tensor.iterator.toint() & 15)
+            for dim in (self.line, 2):
+                # The stride of a dim of extent 1 may be anything.
+                misaligned |= Int64(tensor.stride[dim]) * size * Int64(tensor.shape[dim] > 1) & 15
         if misaligned == 0:
             self.launch_wide(stream, ab12, dc, upstream, dab12, _VECTOR)
         else:

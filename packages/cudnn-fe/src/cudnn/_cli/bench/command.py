@@ -75,7 +75,7 @@ def bench(
 def _plan(op: str, m: str, model: str, kind: str, device: str, rounds: int, backend: str | None) -> Plan:
     import torch
 
-    from cudnn._cli.bench.shapes import CPU_ROWS, CPU_SHAPES, MODEL_SHAPES, ROWS, SQUARE_SHAPES
+    from cudnn._cli.bench.shapes import CPU_ROWS, CPU_SHAPES, MODEL_SHAPES, ROWS, SQUARE_SHAPES, Shape
     from cudnn._cli.bench.suite import Plan
     from cudnn_fe.core.registry import find_op
 
@@ -92,7 +92,7 @@ def _plan(op: str, m: str, model: str, kind: str, device: str, rounds: int, back
         raise OptionError("--dtype", got=repr(kind), wanted=f"one of {', '.join(DTYPES)}", remedy="choose one")
     if rounds < 3:
         raise OptionError("--rounds", got=str(rounds), wanted="at least 3", remedy="a median needs a few timings")
-    shapes = MODEL_SHAPES if cuda else CPU_SHAPES
+    shapes: tuple[Shape, ...] = MODEL_SHAPES if cuda else CPU_SHAPES
     if cuda and found.name == "matmul":
         shapes = SQUARE_SHAPES + shapes
     rows = _numbers(m) or (ROWS if cuda else CPU_ROWS)

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 import torch
 
+from cudnn._cli.bench.ceiling import gemm_ceiling
 from cudnn._cli.bench.contenders import Case, Contender, contenders
-from cudnn._cli.bench.machine import device_name, gemm_ceiling, versions
+from cudnn._cli.bench.machine import device_name, versions
 from cudnn._cli.bench.rows import BenchRow
 from cudnn._cli.bench.shapes import Shape
 from cudnn._cli.bench.timing import Timing, rotation, time_alternating

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,8 @@ def _jax_device(wanted: str) -> Device:
     import jax
 
     if wanted == "cpu":
-        jax.config.update("jax_platforms", "cpu")
+        settings: Any = jax.config
+        settings.update("jax_platforms", "cpu")
     device = jax.devices()[0]
     if device.platform == "gpu":
         return Device("jax", "cuda", device.device_kind)

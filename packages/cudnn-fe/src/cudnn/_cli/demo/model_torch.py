@@ -29,8 +29,9 @@ def gated_by_op(x: Tensor, up_gate: Tensor) -> Tensor:
 
 def gated_by_torch(x: Tensor, up_gate: Tensor) -> Tensor:
     """The same in plain torch ops, rounded to bfloat16 at the same place."""
-    value, gate = (x @ up_gate.T).float().unflatten(1, (-1, 2, 32)).unbind(2)
-    return (value * F.silu(gate)).flatten(1).to(torch.bfloat16)
+    value, gate = (x @ up_gate.T).float().view(x.shape[0], -1, 2, 32).unbind(2)
+    activated: Tensor = value * F.silu(gate)
+    return activated.flatten(1).to(torch.bfloat16)
 
 
 def _norm(x: Tensor, gain: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ class TorchTrainer:
             group["lr"] = rate
         self._optimiser.zero_grad(set_to_none=True)
         loss = self._loss(self._weights, tokens)
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         self._optimiser.step()
         value = loss.item()
         if self._device.type == "cuda":

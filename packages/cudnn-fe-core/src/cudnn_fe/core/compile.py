@@ -186,8 +186,13 @@ def _sources(module: str) -> set[Path]:
 
 
 def _source_of(module: str) -> Path | None:
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # a name that is no module, imported from one
+    """The file of a module, found without importing its parents: they may import the compiler."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
         return None
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    if not rest:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    places = [Path(root, *rest) for root in spec.submodule_search_locations or ()]
+    candidates = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py")]
+    return next((path for path in candidates if path.is_file()), None)

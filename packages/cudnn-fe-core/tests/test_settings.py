@@ -39,14 +39,20 @@ def test_a_bad_number_names_the_variable(text: str) -> None:
         Settings.from_environment({"CUDNN_FRONTEND_COMPILED_CACHE_MAX_BYTES": text})
 
 
-def test_override_restores_also_after_an_error_and_nested() -> None:
+def test_override_restores_also_when_nested() -> None:
     before = settings()
-    with pytest.raises(KeyError), override(backend="reference") as outer:
+    with override(backend="reference") as outer:
         assert settings() is outer
         with override(disable_cache=True):
             assert settings().backend == "reference"
             assert settings().disable_cache
         assert settings() == outer
+    assert settings() == before
+
+
+def test_override_restores_after_an_error() -> None:
+    before = settings()
+    with pytest.raises(KeyError), override(backend="reference"):
         raise KeyError
     assert settings() == before
 

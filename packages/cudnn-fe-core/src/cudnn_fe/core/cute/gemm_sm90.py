@@ -23,6 +23,8 @@ BARRIER_BYTES = 1024
 WARPGROUP = 128
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
+STORE_BARRIER = 1
+TURN_BARRIER = 3
 
 
 class GemmSm90:
@@ -212,13 +214,20 @@ class GemmSm90:
             tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
             acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((self.tile.m, self.tile.n)), Float32)
             state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-            state = mainloop_sm90.skip(state, turn * tiles.k_tiles)
+            if cutlass.const_expr(self.tile.ping_pong):
+                state = mainloop_sm90.skip(state, turn * tiles.k_tiles)
+                if consumer == 1:
+                    pipeline.NamedBarrier(TURN_BARRIER, 2 * WARPGROUP).arrive()
             for linear in cutlass.range(first + turn * step, tiles.total(), step * turns, unroll=1):
                 at = tiles.coordinate(linear, rank)
-                if cutlass.const_expr(self.spec.is_fp8):
-                    state = mainloop_sm90.consume_promoted(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
-                else:
-                    state = mainloop_sm90.consume(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
+                next_turn = None
+                if cutlass.const_expr(self.tile.ping_pong):
+                    # An mbarrier tells apart neighbouring laps only: waiting for a stage several laps ahead of the
+                    # ring would succeed at once. So nobody waits before the other has seen all stages of its tile.
+                    pipeline.NamedBarrier(TURN_BARRIER + consumer, 2 * WARPGROUP).arrive_and_wait()
+                    next_turn = pipeline.NamedBarrier(TURN_BARRIER + 1 - consumer, 2 * WARPGROUP)
+                multiply = mainloop_sm90.consume_promoted if self.spec.is_fp8 else mainloop_sm90.consume
+                state = multiply(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles, next_turn)
                 if cutlass.const_expr(self.tile.ping_pong):
                     state = mainloop_sm90.skip(state, tiles.k_tiles)
                 row = at.m * (self.tile.m // 64) + (consumer - turn) % self.tile.warpgroups_m
@@ -251,7 +260,7 @@ class GemmSm90:
         """Runs the epilogue on a block; each warpgroup has its own buffers and barrier, so that they may drift."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0
-        barrier = pipeline.NamedBarrier(barrier_id=consumer + 1, num_threads=WARPGROUP)
+        barrier = pipeline.NamedBarrier(STORE_BARRIER + consumer, WARPGROUP)
         results = self.epilogue(fragment, alpha)
         place = consumer * self.slots + slot
         if storing_warp:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
-from cudnn_fe.core.device import device
+from cudnn_fe.core.device import cuda_device_count, device
 from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, ShapeError
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.frameworks import common_framework
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.streams import torch_stream
-from cudnn_fe.core.tensor import TensorSpec, refuse_overlap, spec_of
+from cudnn_fe.core.tensor import TensorSpec, pointer_of, refuse_overlap, spec_of
 
 __all__ = ["OpClass"]
 
@@ -31,6 +31,10 @@ class OpClass:
 
     op: ClassVar[Op]
     _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]]]
+
+    if TYPE_CHECKING:  # the subclasses' signatures are made at run time
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def _set_up(self, arguments: Mapping[str, Any]) -> None:
         announce_experimental(type(self).__name__)
@@ -53,6 +57,9 @@ class OpClass:
         if self._problem is None:
             assert self._arguments is not None
             problem, outputs, scalars = type(self)._bind(self._arguments)
+            if problem.device == "meta":  # metadata alone: the tensors will be where kernels run
+                place = "cuda:0" if cuda_device_count() else "cpu"
+                problem, outputs = problem.placed(place), tuple(replace(spec, device=place) for spec in outputs)
             choose(self.op, problem)
             self._problem, self._outputs, self._scalars = problem, outputs, scalars
         return True
@@ -104,9 +111,10 @@ def _mismatch(tensor: Any, spec: TensorSpec) -> Exception:
     )
 
 
-def _check_pointers(tensors: tuple[Any, ...], specs: list[TensorSpec], input_count: int) -> None:
-    found = [spec_of(tensor, spec.name) for tensor, spec in zip(tensors, specs, strict=True)]
-    for now, spec in zip(found, specs, strict=True):
+def _check_alignment(tensors: tuple[Any, ...], specs: list[TensorSpec]) -> None:
+    """Compiled code may load as many bytes at once as the samples' alignment allowed."""
+    for tensor, spec in zip(tensors, specs, strict=True):
+        now = spec_of(tensor, spec.name)
         if now.alignment < spec.alignment:
             raise AlignmentError(
                 spec.name,
@@ -114,12 +122,11 @@ def _check_pointers(tensors: tuple[Any, ...], specs: list[TensorSpec], input_cou
                 wanted=f"{spec.alignment} bytes, as the sample's",
                 remedy="make the op object with a sample of the same alignment",
             )
-    placed = [(spec, _pointer(tensor)) for spec, tensor in zip(found, tensors, strict=True)]
+
+
+def _check_overlap(tensors: tuple[Any, ...], specs: list[TensorSpec], input_count: int) -> None:
+    placed = [(spec, pointer_of(tensor)) for spec, tensor in zip(specs, tensors, strict=True)]
     refuse_overlap(placed[:input_count], placed[input_count:])
-
-
-def _pointer(tensor: Any) -> int:
-    return int(tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.__array_interface__["data"][0])
 
 
 def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec]) -> Launch:
@@ -133,30 +140,39 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
 
     def check(tensors: tuple[Any, ...]) -> None:
         for tensor, spec, (shape, strides, kind) in zip(tensors, specs, expected, strict=True):
-            if tensor.shape != shape or tensor.dtype != kind or tensor.get_device() != index:
+            if tensor.get_device() != index or tensor.shape != shape or tensor.dtype != kind:
                 raise _mismatch(tensor, spec)
             if tensor.stride() != strides and spec_of(tensor, spec.name).strides != strides:
                 raise _mismatch(tensor, spec)
         pointers = tuple([tensor.data_ptr() for tensor in tensors])
         if pointers not in checked:
-            _check_pointers(tensors, specs, input_count)
+            _check_alignment(tensors, specs)
+            _check_overlap(tensors, specs, input_count)
             if len(checked) >= 1024:
                 checked.clear()
             checked.add(pointers)
 
-    def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
-        tensors = inputs + outputs
-        check(tensors)
-        if stream is not None:
-            with torch.cuda.stream(torch_stream(stream, index)):
-                launch(inputs, outputs, scalars, None)
-        elif function is None:
-            _torch_reference(op, problem, inputs, outputs, scalars)
+    def start(tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> None:
+        if function is None:
+            _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars)
         elif torch.cuda.current_device() == index:
             function(*tensors, *scalars)
         else:
             with torch.cuda.device(index):
                 function(*tensors, *scalars)
+
+    def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
+        tensors = inputs + outputs
+        try:
+            check(tensors)
+        except AttributeError:  # not torch's: seen through DLPack, without a copy
+            tensors = tuple(torch.from_dlpack(tensor) for tensor in tensors)
+            check(tensors)
+        if stream is None:
+            start(tensors, scalars)
+        else:
+            with torch.cuda.stream(torch_stream(stream, index)):
+                start(tensors, scalars)
 
     return launch
 
@@ -176,7 +192,7 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         del stream  # a CPU has none
         tensors = inputs + outputs
-        framework = common_framework([(spec.name, tensor) for spec, tensor in zip(specs, tensors, strict=True)])
+        framework = common_framework([spec.name for spec in specs], tensors)
         if framework == "jax":
             raise FrameworkError(
                 specs[-1].name,
@@ -187,7 +203,7 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
         for tensor, spec in zip(tensors, specs, strict=True):
             if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
                 raise _mismatch(tensor, spec)
-        _check_pointers(tensors, specs, len(inputs))
+        _check_overlap(tensors, specs, len(inputs))
         if framework == "torch":
             _torch_reference(op, problem, inputs, outputs, scalars)
             return

@@ -113,6 +113,7 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
         lines.append(f"        _refuse({{{', '.join(f'{name!r}: {name}' for name in row.absent)}}})")
     lines.append("    run = self._run or self._require_compiled()")
     lines.append(f"    run({tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {tuple_of(scalars)}, {stream})")
+    init.__qualname__ = f"{row.name}.__init__"
     execute = _define(
         "execute",
         "\n".join(lines),
@@ -120,6 +121,7 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
         module,
         "Launch into the given outputs on ``current_stream``; allocates nothing and does not synchronise.",
     )
+    execute.__qualname__ = f"{row.name}.execute"
     body = {
         "op": row.op,
         "_bind": staticmethod(row.bind),

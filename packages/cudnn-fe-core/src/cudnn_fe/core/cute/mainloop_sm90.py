@@ -185,7 +185,9 @@ def consume_promoted(
         ring.consumer_wait(state)
         partial = cute.make_rmem_tensor(acc.shape, Float32)
         warpgroup.fence()
-        _multiply(overwrite, accumulate, partial, tCrA[None, None, None, state.index], tCrB[None, None, None, state.index])
+        _multiply(
+            overwrite, accumulate, partial, tCrA[None, None, None, state.index], tCrB[None, None, None, state.index]
+        )
         warpgroup.wait_group(0)
         ring.consumer_release(state)
         for i in cutlass.range_constexpr(cute.size(acc)):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import struct
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from cudnn_fe.core.compile import compile_now
-from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile, choose_tile
+from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile
+from cudnn_fe.core.gemm_tiles import choose_tile
 
 FP8 = GemmTile(m=128, n=192)
 PING_PONG = GemmTile(m=128, n=128, warpgroups_m=1, ping_pong=True)
@@ -20,7 +23,12 @@ BF16 = GemmSpec("bfloat16", "bfloat16", ("bfloat16",))
 SWIGLU = replace(BF16, out_dtypes=("bfloat16", "bfloat16"), epilogue="swiglu")
 
 MATMULS = {
-    **{f"{a}-{b}-{out}": replace(BF16, a_major=a, b_major=b, out_major=out) for a in ("k", "mn") for b in ("k", "mn") for out in ("n", "m")},
+    **{
+        f"{a}-{b}-{out}": replace(BF16, a_major=a, b_major=b, out_major=out)
+        for a in ("k", "mn")
+        for b in ("k", "mn")
+        for out in ("n", "m")
+    },
     "float16": GemmSpec("float16", "float16", ("float16",)),
     "tf32": GemmSpec("float32", "float32", ("float32",)),
     "tf32-m": GemmSpec("float32", "float32", ("float32",), out_major="m"),
@@ -40,19 +48,49 @@ SWIGLUS = {
     "e4m3": GemmSpec("float8_e4m3fn", "float8_e4m3fn", ("float32", "float16"), epilogue="swiglu", tile=FP8),
     "tf32": GemmSpec("float32", "float32", ("float32", "float16"), epilogue="swiglu"),
 }
-CASES = [("matmul", name, spec) for name, spec in MATMULS.items()] + [("swiglu", name, spec) for name, spec in SWIGLUS.items()]
-WGMMA = {"bfloat16": "bf16.bf16", "float16": "f16.f16", "float32": "tf32.tf32", "float8_e4m3fn": "e4m3.e4m3", "float8_e5m2": "e5m2.e5m2"}
+CASES = [("matmul", name, spec) for name, spec in MATMULS.items()] + [
+    ("swiglu", name, spec) for name, spec in SWIGLUS.items()
+]
+WGMMA = {
+    "bfloat16": "bf16.bf16",
+    "float16": "f16.f16",
+    "float32": "tf32.tf32",
+    "float8_e4m3fn": "e4m3.e4m3",
+    "float8_e5m2": "e5m2.e5m2",
+}
+
+
+FRAME_SIZE = 0x1104  # the record in a cubin's .nv.info section: symbol, bytes of stack a thread
+
+
+def _stack_bytes(cubin: bytes) -> int:
+    """The largest stack frame of a cubin's functions: where registers that do not fit would be spilled."""
+    table, entry, count, names_index = struct.unpack_from("<Q", cubin, 40)[0], *struct.unpack_from("<3H", cubin, 58)
+    sections = [struct.unpack_from("<II4Q", cubin, table + entry * index) for index in range(count)]
+    names = sections[names_index][4]
+    frames = []
+    for name, _, _, _, offset, size in sections:
+        text = cubin[names + name : cubin.index(b"\0", names + name)]
+        place = offset
+        while text == b".nv.info" and place < offset + size:
+            kind, length = struct.unpack_from("<HH", cubin, place)
+            if kind == FRAME_SIZE:
+                frames.append(struct.unpack_from("<I", cubin, place + 8)[0])
+            place += 4 + (length if kind & 0xFF == 4 else 0)
+    assert frames, "the cubin tells no frame size"
+    return max(frames)
 
 
 @pytest.mark.parametrize(("op", "name", "spec"), CASES, ids=[f"{op}-{name}" for op, name, _ in CASES])
 def test_compiles_to_wgmma_and_tma(op: str, name: str, spec: GemmSpec, tmp_path: Path) -> None:
     start = time.monotonic()
-    compile_now(f"cudnn_fe.gemm.{op}.sm90", spec, "sm_90a", f"--keep-ptx --dump-dir={tmp_path}")
+    compile_now(f"cudnn_fe.gemm.{op}.sm90", spec, "sm_90a", f"--keep-ptx --keep-cubin --dump-dir={tmp_path}")
     seconds = time.monotonic() - start
     (ptx,) = (path.read_text() for path in tmp_path.glob("*.ptx"))
     assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.\S*f32\.{WGMMA[spec.a_dtype]}", ptx), name
     assert "cp.async.bulk.tensor" in ptx
-    assert ".local ." not in ptx, "registers spill to an array in local memory"
+    (cubin,) = (path.read_bytes() for path in tmp_path.glob("*.cubin"))
+    assert _stack_bytes(cubin) == 0, "registers are spilled"
     assert seconds < 60, f"{seconds:.0f} s to compile"
 
 

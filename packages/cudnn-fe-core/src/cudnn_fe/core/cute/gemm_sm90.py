@@ -89,7 +89,8 @@ class GemmSm90:
         b: cute.Tensor,
         outs: tuple[cute.Tensor, ...],
         alpha: Float32,
-    ):
+    ) -> None:
+        """Launches on `stream`; `outs` in the order of `outputs`. K must not be 0."""
         tile = self.tile
         a = tma_view(a, 1 if self.spec.a_major == "k" else 0)
         b = tma_view(b, 1 if self.spec.b_major == "k" else 0)
@@ -126,7 +127,8 @@ class GemmSm90:
         tiled_mma: cute.TiledMma,
         extents: tuple[Int32, Int32, Int32, Int32],
         alpha: Float32,
-    ):
+    ) -> None:
+        """The device code: descriptors, shared memory, then one branch per warpgroup role."""
         thread = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         warpgroup_index = cute.arch.make_warp_uniform(thread // WARPGROUP)
@@ -158,7 +160,6 @@ class GemmSm90:
             cta_layout_vmnk=cluster_layout,
             defer_sync=True,
         )
-        cluster_size = cute.size(self.cluster)
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
 
         gA = cute.local_tile(load_a.tensor, (self.a_rows, self.k), (None, None, None))
@@ -269,7 +270,7 @@ class GemmSm90:
         consumer: Int32,
         slot: cutlass.Constexpr[int],
         alpha: Float32,
-    ):
+    ) -> None:
         """Runs the epilogue on a block; each warpgroup has its own buffers and barrier, so that they may drift."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0

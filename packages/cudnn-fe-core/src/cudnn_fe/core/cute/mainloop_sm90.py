@@ -136,7 +136,7 @@ def consume(
     tCrA: cute.Tensor,
     tCrB: cute.Tensor,
     k_tiles: Int32,
-    next_turn: pipeline.NamedBarrier | None = None,
+    next_turn: Any = None,
 ) -> pipeline.PipelineState:
     """Sums `k_tiles` (at least one) stages into `acc`, one group of WGMMAs in flight while the next is issued.
 
@@ -171,7 +171,7 @@ def consume_promoted(
     tCrA: cute.Tensor,
     tCrB: cute.Tensor,
     k_tiles: Int32,
-    next_turn: pipeline.NamedBarrier | None = None,
+    next_turn: Any = None,
 ) -> pipeline.PipelineState:
     """As `consume`, but each stage's products are added to `acc` by the CUDA cores.
 
@@ -190,8 +190,7 @@ def consume_promoted(
         )
         warpgroup.wait_group(0)
         ring.consumer_release(state)
-        for i in cutlass.range_constexpr(cute.size(acc)):
-            acc[i] = acc[i] + partial[i]
+        acc.store(acc.load() + partial.load())
         state.advance()
     if cutlass.const_expr(next_turn is not None):
         next_turn.arrive()

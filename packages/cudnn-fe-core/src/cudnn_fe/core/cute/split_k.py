@@ -1,4 +1,4 @@
-"""Summing a cluster's partial accumulators through distributed shared memory, in rank order: no workspace, no atomics."""
+"""A cluster's partial accumulators summed through distributed shared memory, in rank order: no workspace or atomics."""
 
 from __future__ import annotations
 

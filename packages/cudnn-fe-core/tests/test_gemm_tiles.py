@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cudnn_fe.core.gemm_spec import GemmTile
-from cudnn_fe.core.gemm_tiles import FP8_COLUMNS, choose_tile, estimate_cycles
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cudnn_fe.core.gemm_spec import GemmTile
+from cudnn_fe.core.gemm_tiles import FP8_COLUMNS, choose_tile, estimate_cycles
 
 EXTENT = st.integers(1, 100_000)
 DTYPE = st.sampled_from(["float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"])
@@ -36,7 +37,7 @@ def test_few_tiles_serve_all_shapes() -> None:
         for n in (8, 64, 512, 4096, 7168, 14336, 28672, 57344, 131072)
         for k in (8, 64, 512, 2048, 4096, 7168, 14336, 28672)
     }
-    assert 4 <= len(chosen) <= 24
+    assert 4 <= len(chosen) <= 30
 
 
 def test_the_same_kernel_serves_neighbouring_batch_sizes() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cudnn_fe.core.compile import compile_counts
+from cudnn_fe.core.errors import AlignmentError
 from cudnn_fe.core.torch import torch_op
 from cudnn_fe.gemm import gemm_swiglu_backward, gemm_swiglu_forward, gemm_swiglu_jax_forward
 from cudnn_fe.gemm.dswiglu import dswiglu
@@ -193,6 +194,16 @@ def test_a_graph_replays_with_new_data() -> None:
     ab12, _ = exact(a.double(), b.double())
     for result in (captured[0], buffers[0]):
         assert rel_rms(result, ab12) <= gemm_tolerance(512, "bfloat16", "float32")
+
+
+def test_a_buffer_less_aligned_than_its_sample_is_refused() -> None:
+    a, b = random(64, 64, 1, "bfloat16"), random(64, 64, 1, "bfloat16", seed=1)
+    ab12, c, _, _ = gemm_swiglu_forward(a, b)
+    op = GemmSwigluSm100(a, b, ab12, c)
+    op.compile()
+    shifted = torch.zeros(64 * 64 + 1, device=CUDA, dtype=torch.bfloat16)[1:].view(64, 64, 1)
+    with pytest.raises(AlignmentError, match="a_tensor: got a pointer aligned to 2 bytes, wanted 16 bytes"):
+        op.execute(shifted, b, ab12, c)
 
 
 @pytest.mark.parametrize("form", ["torch", "handle"])

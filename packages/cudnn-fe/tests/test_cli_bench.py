@@ -12,11 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 from cudnn._cli.app import app
-from cudnn._cli.bench.contenders import Case, Contender, contenders
 from cudnn._cli.bench.rows import load_rows, save_rows
 from cudnn._cli.bench.shapes import MODEL_SHAPES, Shape
 from cudnn._cli.bench.timing import ROTATION_BYTES, rotation, time_alternating
-from cudnn._cli.bench.verify import objection
+from cudnn._cli.bench.torch_contenders import Case, Contender, contenders
+from cudnn._cli.bench.torch_verify import objection
 from cudnn_fe import gemm
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})

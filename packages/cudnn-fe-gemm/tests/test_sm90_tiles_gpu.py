@@ -1,4 +1,4 @@
-"""Every tile that can be chosen, on a Hopper GPU, against float64: edges of M, N and K, several tiles a CTA, batches."""
+"""Every tile that can be chosen, on a Hopper GPU, against float64: edges, several tiles a CTA, batches."""
 
 from __future__ import annotations
 

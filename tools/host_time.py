@@ -95,7 +95,8 @@ def warm_calls() -> dict[str, float]:
 
     a = torch.randn(64, 64, 1, device="cuda").bfloat16()
     b = torch.randn(64, 64, 1, device="cuda").bfloat16()
-    ab12, c, _, _ = gemm_swiglu_forward(a, b, c_dtype=torch.bfloat16)
+    out = gemm_swiglu_forward(a, b, c_dtype=torch.bfloat16)
+    ab12, c = out["ab12_tensor"], out["c_tensor"]
     op = GemmSwigluSm100(a, b, ab12, c)
     op.compile()
     plan = next(iter(torch_op(FORWARD)._plans.values()))

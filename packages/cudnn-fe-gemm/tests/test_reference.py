@@ -72,7 +72,7 @@ def test_zero_extents(framework: Framework, m: int, n: int, k: int, batch: int) 
     assert out["c_tensor"].shape == (m, n // 2, batch)
     assert not to_float64(out["ab12_tensor"]).any()
     assert not to_float64(out["c_tensor"]).any()
-    grads = gemm_swiglu_backward(*given, out["ab12_tensor"], out["c_tensor"])
+    grads = gemm_swiglu_backward(given[0], given[1], out["ab12_tensor"], out["c_tensor"])
     assert grads["da_tensor"].shape == (m, k, batch)
     assert grads["db_tensor"].shape == (n, k, batch)
     assert not to_float64(grads["da_tensor"]).any()
@@ -109,7 +109,7 @@ def test_nan_reaches_exactly_what_depends_on_it(framework: Framework) -> None:
 
 def test_results_unpack_in_the_documented_order() -> None:
     out = gemm_swiglu_forward(np.ones((2, 8, 1), np.float32), np.ones((64, 8, 1), np.float32))
-    assert isinstance(out, TupleDict)
+    assert type(out) is TupleDict
     assert list(out.keys()) == ["ab12_tensor", "c_tensor", "sfc_tensor", "amax_tensor"]
     ab12, c, sfc, amax = out
     assert ab12 is out["ab12_tensor"]
@@ -125,7 +125,8 @@ def test_gradients_match_finite_differences(framework: Framework) -> None:
     a, b = normal((3, 5, 1), seed=1, scale=0.7), normal((64, 5, 1), seed=2, scale=0.7)
     dc, d_ab12 = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 32, 1), (3, 64, 1)))
     saved = expected(a, b, 1.5)[0].astype(np.float32)
-    out = gemm_swiglu_backward(*(convert(x, framework) for x in (a, b, saved, dc, d_ab12)), 1.5)
+    given = [convert(x, framework) for x in (a, b, saved, dc, d_ab12)]
+    out = gemm_swiglu_backward(given[0], given[1], given[2], given[3], given[4], 1.5)
 
     def loss(a: Any, b: Any) -> float:
         ab12, c = expected(a, b, 1.5)

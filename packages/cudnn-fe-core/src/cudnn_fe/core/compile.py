@@ -186,13 +186,13 @@ def _sources(module: str) -> set[Path]:
 
 
 def _source_of(module: str) -> Path | None:
-    """The file of a module, found without importing its parents: they may import the compiler."""
-    top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top)
-    if spec is None:
-        return None
-    if not rest:
-        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    places = [Path(root, *rest) for root in spec.submodule_search_locations or ()]
-    candidates = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py")]
-    return next((path for path in candidates if path.is_file()), None)
+    """The module's file, found without importing its parents: a kernel's would import the DSL."""
+    root, *rest = module.split(".")
+    spec = importlib.util.find_spec(root)
+    if spec is None or not rest:
+        return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    for place in spec.submodule_search_locations or ():
+        for path in (Path(place, *rest[:-1], f"{rest[-1]}.py"), Path(place, *rest, "__init__.py")):
+            if path.is_file():
+                return path
+    return None

@@ -22,7 +22,7 @@ __all__ = ["app"]
 class OneLineErrors(TyperGroup):
     """Turns the project's own errors into one line and exit code 2; any other is a bug and keeps its traceback."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
         try:
             return super().invoke(ctx)

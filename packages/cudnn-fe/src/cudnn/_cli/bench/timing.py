@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from cudnn._cli.bench.machine import sm_clock_mhz
 
-__all__ = ["ROTATION_BYTES", "Timing", "rotation", "time_alternating"]
+__all__ = ["ROTATION_BYTES", "Timing", "microseconds_between", "record_event", "rotation", "time_alternating"]
 
 ROTATION_BYTES = 64 << 20  # the L2 of the largest GPU here is 60 MB
 _INTERVAL_US = 200.0  # between two events, so that their own microsecond does not count
@@ -81,36 +82,30 @@ def _on_host(calls: Sequence[Call], sets: int, rounds: int) -> list[Timing]:
 
 
 def _on_gpu(calls: Sequence[Call], sets: int, rounds: int) -> list[Timing]:
-    import torch
-
     repeats = [max(1, math.ceil(_INTERVAL_US / _estimate(call, sets))) for call in calls]
     samples: list[list[float]] = [[] for _ in calls]
     clocks: list[int] = []
     sleep, position = 2e-3, 0
     turns = _turns(len(calls), rounds)
     while turns:
-        torch.cuda.synchronize()
-        torch.cuda._sleep(int(sleep * _SLEEP_CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
-        awake = torch.cuda.Event()
-        awake.record()
+        _cuda().synchronize()
+        _sleep(sleep)
+        awake = record_event()
         pairs = []
         for which in turns[0]:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
+            begin = record_event()
             for _ in range(repeats[which]):
                 calls[which](position % sets)
                 position += 1
-            end.record()
-            pairs.append((which, begin, end))
+            pairs.append((which, begin, record_event()))
         if awake.query() and sleep < _LONGEST_SLEEP_SECONDS:
             sleep *= 2  # the device caught up with the host: these times would be the host's
             continue
         clock = sm_clock_mhz()
-        torch.cuda.synchronize()
         if clock is not None:
             clocks.append(clock)
         for which, begin, end in pairs:
-            samples[which].append(begin.elapsed_time(end) * 1e3 / repeats[which])
+            samples[which].append(microseconds_between(begin, end) / repeats[which])
         turns.pop(0)
     clock = round(median(clocks)) if clocks else None
     return [Timing(median(row), rounds, "events behind a backlog, alternating", clock) for row in samples]
@@ -118,14 +113,34 @@ def _on_gpu(calls: Sequence[Call], sets: int, rounds: int) -> list[Timing]:
 
 def _estimate(call: Call, sets: int) -> float:
     """Microseconds of one call, roughly and from above."""
-    import torch
-
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(int(1e-3 * _SLEEP_CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
-    begin.record()
+    _cuda().synchronize()
+    _sleep(1e-3)
+    begin = record_event()
     for index in range(4):
         call(index % sets)
-    end.record()
-    torch.cuda.synchronize()
-    return max(1.0, begin.elapsed_time(end) * 1e3 / 4)
+    end = record_event()
+    return max(1.0, microseconds_between(begin, end) / 4)
+
+
+def record_event() -> Any:
+    """A timing event at this point of the current stream."""
+    event: Any = _cuda().Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def microseconds_between(begin: Any, end: Any) -> float:
+    """Device time from one event to another; waits for the second."""
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3
+
+
+def _sleep(seconds: float) -> None:
+    _cuda()._sleep(int(seconds * _SLEEP_CYCLES_PER_SECOND))
+
+
+def _cuda() -> Any:
+    """torch.cuda, whose functions carry no types."""
+    import torch
+
+    return torch.cuda

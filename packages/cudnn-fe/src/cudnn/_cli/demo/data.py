@@ -50,4 +50,5 @@ def batch(corpus: Corpus, *, seed: int, step: int, size: int, context: int) -> N
     """``size`` windows of ``context + 1`` bytes for one step: a function of the seed and the step alone."""
     generator = np.random.default_rng([seed, step])
     starts = generator.integers(0, corpus.text.size - context - 1, size)
-    return corpus.text[starts[:, None] + np.arange(context + 1)].astype(np.int32)
+    windows: NDArray[np.int32] = corpus.text[starts[:, None] + np.arange(context + 1)].astype(np.int32)
+    return windows

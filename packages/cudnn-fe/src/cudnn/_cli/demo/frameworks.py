@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,8 @@ def _jax_device(wanted: str) -> Device:
     import jax
 
     if wanted == "cpu":
-        jax.config.update("jax_platforms", "cpu")
+        settings: Any = jax.config
+        settings.update("jax_platforms", "cpu")
     device = jax.devices()[0]
     if device.platform == "gpu":
         return Device("jax", "cuda", device.device_kind)
@@ -86,18 +88,18 @@ def trainers(device: Device, config: DemoConfig, initial: Weights[NDArray[np.flo
     if device.framework == "torch":
         import torch
 
-        from cudnn._cli.demo import model_torch
+        from cudnn._cli.demo import torch_model
 
         if device.kind == "cpu":
             # Matrices this small gain nothing from threads, and lose tenfold where the cores have other work.
             torch.set_num_threads(1)
         return (
-            model_torch.TorchTrainer(config, initial, device.kind, model_torch.gated_by_op),
-            model_torch.TorchTrainer(config, initial, device.kind, model_torch.gated_by_torch),
+            torch_model.TorchTrainer(config, initial, device.kind, torch_model.gated_by_op),
+            torch_model.TorchTrainer(config, initial, device.kind, torch_model.gated_by_torch),
         )
-    from cudnn._cli.demo import model_jax
+    from cudnn._cli.demo import jax_model
 
     return (
-        model_jax.JaxTrainer(config, initial, model_jax.gated_by_op),
-        model_jax.JaxTrainer(config, initial, model_jax.gated_by_jax),
+        jax_model.JaxTrainer(config, initial, jax_model.gated_by_op),
+        jax_model.JaxTrainer(config, initial, jax_model.gated_by_jax),
     )

@@ -96,7 +96,7 @@ def _compare(step: int, tokens: NDArray[np.int32], ours: Trainer, plain: Trainer
 def _worst(ours: Gradients, plain: Gradients) -> tuple[float, str]:
     def relative(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
         difference = float(np.linalg.norm(a.astype(np.float64) - b))
-        return difference / max(float(np.linalg.norm(b.astype(np.float64))), np.finfo(np.float32).tiny)
+        return difference / max(float(np.linalg.norm(b.astype(np.float64))), 1e-30)
 
     pairs = zip(flatten(ours.values), flatten(plain.values), strict=True)
     # A NaN must win, so that it reaches the check.
@@ -115,6 +115,8 @@ def sample(trainer: Trainer, context: int, seed: int, prompt: bytes = b"def ", l
         window = np.zeros(context, np.int32)
         window[: len(recent)] = recent
         logits = trainer.next_byte_logits(window, len(recent) - 1).astype(np.float64) / 0.6
+        if not np.isfinite(logits).all():
+            return "(the model's output is not finite)"
         chance = np.exp(logits - logits.max())
         text.append(int(generator.choice(chance.size, p=chance / chance.sum())))
     return bytes(text).decode("utf-8", "replace")

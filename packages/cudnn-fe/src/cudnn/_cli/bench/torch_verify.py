@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cudnn._cli.bench.contenders import Case, Contender
+from cudnn._cli.bench.torch_contenders import Case, Contender
 from cudnn_fe.core.dtypes import dtype
 
 __all__ = ["objection"]
@@ -30,8 +30,9 @@ def _exact(case: Case, contender: Contender, rows: Tensor) -> Tensor:
     product = case.a[0][rows].double() @ case.b[0].double().T
     if contender.computes == "product":
         return product
-    value, gate = product.unflatten(1, (-1, 2, 32)).unbind(2)
-    return (value * torch.nn.functional.silu(gate)).flatten(1)
+    value, gate = product.view(rows.numel(), -1, 2, 32).unbind(2)
+    activated: Tensor = value * torch.nn.functional.silu(gate)
+    return activated.flatten(1)
 
 
 def _allowed(case: Case, contender: Contender) -> float:

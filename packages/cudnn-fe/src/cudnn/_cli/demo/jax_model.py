@@ -102,7 +102,8 @@ class JaxTrainer:
 
     def weights(self) -> Weights[NDArray[np.float32]]:
         """A copy of the present weights."""
-        return jax.tree.map(np.asarray, self._state.weights)
+        copy: Weights[NDArray[np.float32]] = jax.tree.map(np.asarray, self._state.weights)
+        return copy
 
     def gradients(self, weights: Weights[NDArray[np.float32]], tokens: NDArray[np.int32]) -> Gradients:
         """Loss and gradients of a batch at ``weights``; changes nothing."""
@@ -111,7 +112,8 @@ class JaxTrainer:
 
     def step(self, tokens: NDArray[np.int32], rate: float) -> float:
         """One Adam step; returns the loss before it, after the device has finished."""
-        self._state, loss = jax.block_until_ready(self._step(self._state, jnp.asarray(tokens), jnp.float32(rate)))
+        self._state, loss = self._step(self._state, jnp.asarray(tokens), jnp.float32(rate))
+        loss.block_until_ready()  # the whole step is one program
         return float(loss)
 
     def next_byte_logits(self, window: NDArray[np.int32], last: int) -> NDArray[np.float32]:

@@ -66,12 +66,12 @@ class Case:
     @cached_property
     def b_halves(self) -> list[Tensor]:
         """B with all value rows before all gate rows, as models store it."""
-        return [b.unflatten(0, (-1, 2, 32)).transpose(0, 1).flatten(0, 2).contiguous() for b in self.b]
+        return [b.view(-1, 2, 32, b.shape[1]).transpose(0, 1).flatten(0, 2).contiguous() for b in self.b]
 
     @cached_property
     def b_pairs(self) -> list[Tensor]:
         """B with gate and value rows alternating one by one."""
-        return [b.unflatten(0, (-1, 2, 32)).flip(1).transpose(1, 2).flatten(0, 2).contiguous() for b in self.b]
+        return [b.view(-1, 2, 32, b.shape[1]).flip(1).transpose(1, 2).flatten(0, 2).contiguous() for b in self.b]
 
 
 def _fused_plain(a: Tensor, b: Tensor) -> Tensor:

@@ -250,8 +250,9 @@ def test_output_samples_are_checked(change: dict[str, torch.Tensor], kind: type[
 def test_class_alpha_is_the_constructors_unless_given() -> None:
     tensors = samples()
     tensors["a"], tensors["b"] = torch.ones(4, 8, 1), torch.ones(64, 8, 1)
-    op = GemmSwigluSm100(*tensors.values(), alpha=0.5)
-    op(*tensors.values())
+    a, b, ab12, c = tensors.values()
+    op = GemmSwigluSm100(a, b, ab12, c, alpha=0.5)
+    op(a, b, ab12, c)
     assert float(tensors["ab12"][0, 0, 0]) == 4.0
-    op.execute(*tensors.values(), alpha=2.0)
+    op.execute(a, b, ab12, c, alpha=2.0)
     assert float(tensors["ab12"][0, 0, 0]) == 16.0

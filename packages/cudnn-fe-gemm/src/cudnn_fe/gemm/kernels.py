@@ -40,12 +40,8 @@ def _spec(problem: Any, where: Device, epilogue: Epilogue, *, tile: GemmTile | N
 
 
 def _sm90_spec(problem: Any, where: Device, epilogue: Epilogue) -> GemmSpec:
-    m, k, batches = problem.a.shape
     tile = choose_tile(
-        m,
-        problem.b.shape[0],
-        k,
-        batches,
+        *problem.extents,
         dtype=problem.a.dtype.name,
         epilogue=epilogue,
         multiprocessors=where.multiprocessors,

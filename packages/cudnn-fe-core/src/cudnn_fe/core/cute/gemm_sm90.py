@@ -90,7 +90,7 @@ class GemmSm90:
         outs: tuple[cute.Tensor, ...],
         alpha: Float32,
     ) -> None:
-        """Launch on ``stream``: ``outs`` from ``alpha * a @ b^T`` through the epilogue. K must not be 0."""
+        """Launches on `stream`; `outs` in the order of `outputs`. K must not be 0."""
         tile = self.tile
         a = tma_view(a, 1 if self.spec.a_major == "k" else 0)
         b = tma_view(b, 1 if self.spec.b_major == "k" else 0)
@@ -128,7 +128,7 @@ class GemmSm90:
         extents: tuple[Int32, Int32, Int32, Int32],
         alpha: Float32,
     ) -> None:
-        """One CTA: its producer warp loads, its consumer warpgroups multiply and store."""
+        """The device code: descriptors, shared memory, then one branch per warpgroup role."""
         thread = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         warpgroup_index = cute.arch.make_warp_uniform(thread // WARPGROUP)
@@ -307,7 +307,7 @@ class GemmSm90:
         slot: cutlass.Constexpr[int],
         alpha: Float32,
     ) -> None:
-        """Run the epilogue on a block; each warpgroup has its own buffers and barrier, so that they may drift."""
+        """Runs the epilogue on a block; each warpgroup has its own buffers and barrier, so that they may drift."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0
         barrier = pipeline.NamedBarrier(STORE_BARRIER + consumer, WARPGROUP)

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
 from cudnn_fe.core.call import Options, Permuted, bind_operands, physical_order
 from cudnn_fe.core.choose import Choice, choose
 from cudnn_fe.core.device import Device, compile_target
@@ -153,17 +152,20 @@ def _kernel(op: Op, problem: Problem, choice: Choice, scalars: tuple[float, ...]
     def layout(spec: TensorSpec) -> Any:
         return Layout(mode=_inverse(physical_order(spec)))
 
+    scratch = choice.kernel.scratch(problem, choice.spec) if choice.kernel.scratch else ()
+    written = (*problem.outputs, *scratch)
+
     call = cutlass_call(
         module.launcher(choice.spec),
         output_shape_dtype=[
-            jax.ShapeDtypeStruct(_physical_shape(spec), jnp.dtype(spec.dtype.name)) for spec in problem.outputs
+            jax.ShapeDtypeStruct(_physical_shape(spec), jnp.dtype(spec.dtype.name)) for spec in written
         ],
         input_spec=[layout(spec) for spec in _present(problem.inputs)],
-        output_spec=[layout(spec) for spec in problem.outputs],
+        output_spec=[layout(spec) for spec in written],
         compile_key=(choice.kernel.module, choice.spec),
         **dict(zip(op.scalars, scalars, strict=True)),
     )
-    return tuple(call(*arrays))
+    return tuple(call(*arrays))[: len(problem.outputs)]
 
 
 @lru_cache(maxsize=1024)
@@ -177,7 +179,7 @@ def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backen
         return _forward(op, operands, options, scalars, backend)
 
     def forward(*operands: Any) -> tuple[Arrays, Arrays]:
-        values = tuple(operand.value for operand in operands)
+        values = tuple(None if operand is None else operand.value for operand in operands)
         rule.check(tuple(x.dtype for x in values if x is not None))
         outputs = _forward(op, values, options, scalars, backend)
         return outputs, rule.save(values, outputs)
@@ -186,8 +188,8 @@ def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backen
         dense = tuple(None if _is_zero(ct) else ct for ct in cotangents)
         needed = (True,) * len(op.problem.operands)
         if all(ct is None for ct in dense):
-            return tuple(jnp.zeros_like(x) for x in saved[: len(needed)])
-        return rule.backward(saved, dense, scalars, needed, backend)
+            return (None,) * len(needed)  # zeros, also of operands that are absent or whole numbers
+        return rule.pull_back(saved, dense, scalars, needed, backend, options)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+
 from cudnn_fe.core.codecs import (
     E2M1,
     E4M3,

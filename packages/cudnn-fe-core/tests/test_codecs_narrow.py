@@ -11,11 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from cudnn_fe.core.codecs import round_to_tf32, to_bfloat16, to_float16
-from cudnn_fe_testkit.floats import all_bfloat16, all_float16, float32_patterns, float32_with_neighbours
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+from cudnn_fe.core.codecs import round_to_tf32, to_bfloat16, to_float16
+from cudnn_fe_testkit.floats import all_bfloat16, all_float16, float32_patterns, float32_with_neighbours
 
 FRAMEWORKS = pytest.mark.parametrize("framework", [torch.asarray, jnp.asarray], ids=["torch", "jax"])
 NARROWINGS = [(to_bfloat16, ml_dtypes.bfloat16), (to_float16, np.float16)]

@@ -127,9 +127,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[CudnnFeError], type[Exception], s
         r"cluster_shape_mn: got \(2, 1\), wanted \(1, 1\) with mma_tiler_mn\[0\] == 128",
     ),
     "odd cluster with a 256-row tile": (
-        lambda: gemm_swiglu_forward(
-            array(4, 8, 1), array(64, 8, 1), mma_tiler_mn=(256, 128), cluster_shape_mn=(1, 2)
-        ),
+        lambda: gemm_swiglu_forward(array(4, 8, 1), array(64, 8, 1), mma_tiler_mn=(256, 128), cluster_shape_mn=(1, 2)),
         OptionError,
         ValueError,
         r"an even first extent",

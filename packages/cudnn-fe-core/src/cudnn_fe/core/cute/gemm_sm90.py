@@ -6,14 +6,15 @@ from typing import Any
 
 import cutlass
 from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32, cute, pipeline
+from cutlass.cute.nvgpu import cpasync
+
 from cudnn_fe.core.cute import epilogue_sm90, mainloop_sm90
 from cudnn_fe.core.cute.epilogue_sm90 import Epilogue, Output
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.tile_scheduler import DenseTiles
 from cudnn_fe.core.cute.tma import TmaTile, load_tile, store_tile, tma_view
 from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile
-from cutlass import Float32, Int32, cute, pipeline
-from cutlass.cute.nvgpu import cpasync
 
 __all__ = ["GemmSm90"]
 

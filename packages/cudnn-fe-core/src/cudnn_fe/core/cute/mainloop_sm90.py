@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cudnn_fe.core.cute.tma import TmaTile
 from cutlass import Boolean, Float32, Int32, TFloat32, cute, pipeline
 from cutlass._mlir.dialects import cute_nvgpu
 from cutlass.cute.atom import make_atom
 from cutlass.cute.core import _pack_shape
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup.mma import MmaOp, MmaTraits
+
+from cudnn_fe.core.cute.tma import TmaTile
 
 __all__ = ["consume", "consume_promoted", "make_tiled_mma", "operand_smem_layout", "produce", "swizzled_atom"]
 

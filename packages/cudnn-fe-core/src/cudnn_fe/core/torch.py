@@ -328,6 +328,8 @@ def _register(runner: TorchOp) -> None:
             dense = tuple(map(_dense, cotangents, strides))
             needed = ctx.needs_input_grad[:count]
             grads = rule.pull_back(ctx.saved_tensors, dense, scalars, needed, backend, options)
-            return (*grads, None, None, None)
+            # Beside a list of results, torch takes an empty list among the arguments for one of tensors.
+            empty = [] if results == "Tensor[]" else None
+            return (*grads, None if scalars else empty, None if options else empty, None)
 
         defined.register_autograd(backward, setup_context=keep)

@@ -71,9 +71,7 @@ def test_torch_compile_takes_the_whole_graph(states: bool) -> None:
     case = make_case(2, 4, 9, 4, initial=states)
 
     def layer(x: Any, weight: Any) -> Any:
-        out = causal_conv1d(
-            x * 2, weight, case.bias, "silu", initial_states=case.initial, return_final_states=states
-        )
+        out = causal_conv1d(x * 2, weight, case.bias, "silu", initial_states=case.initial, return_final_states=states)
         return out[0].sum() + out[1].square().sum() if states else out.sum()
 
     results = []

@@ -145,10 +145,11 @@ def cache_key(module: str, spec: Hashable, arch: str) -> str:
 
 @lru_cache(maxsize=256)
 def _source_digest(module: str) -> str:
-    """Digest of the kernel's own folder and of core's building blocks."""
+    """Digest of the kernel's own folder, of the one above it, which its family shares, and of core's building blocks."""
     core = Path(__file__).parent
     spec = importlib.util.find_spec(module)
-    own = sorted(Path(spec.origin).parent.glob("*.py")) if spec and spec.origin else []
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    own = [path for place in (folder, folder.parent) for path in sorted(place.glob("*.py"))] if folder else []
     shared = [core / "gemm_spec.py", *sorted((core / "cute").rglob("*.py"))]
     digest = hashlib.sha256()
     for path in (*own, *shared):

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
 from cudnn_fe.core.call import Options, Permuted, bind_operands, physical_order
 from cudnn_fe.core.choose import Choice, choose
 from cudnn_fe.core.device import Device, compile_target

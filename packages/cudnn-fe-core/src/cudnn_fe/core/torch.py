@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
+
 from cudnn_fe.core.call import Options, bind_operands
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled

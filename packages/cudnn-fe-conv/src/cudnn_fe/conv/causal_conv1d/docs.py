@@ -64,12 +64,12 @@ torch.testing.assert_close(torch.cat([prompt, torch.stack(steps, dim=1)], dim=1)
 """
 
 NOTES = (
-    "Sums are float32 (float64 for float64), oldest tap first, then the bias; one rounding at the end. Final states are "
-    "copies, bit for bit. SiLU is `z * sigmoid(z)`; minus infinity gives NaN.",
+    "Sums are float32 (float64 for float64), oldest tap first, then the bias; one rounding at the end. Final states "
+    "are copies, bit for bit. SiLU is `z * sigmoid(z)`; minus infinity gives NaN.",
     "Gradients, those of weight and bias included, are bit-equal from run to run: fixed-order sums, no atomics. The "
     "gradient of a final state is added to dx before its one rounding.",
-    "Accepted beyond the vendor: states and packed sequences with any activation, width, dtype and under torch.compile; "
-    "empty sequences; float32 taps beside any half-precision x; widths 1 and 5 to 8 in the fast kernels; empty B and T; "
+    "Accepted beyond the vendor: states and packed sequences with any activation, width and dtype, and under "
+    "torch.compile; empty sequences; float32 taps beside any half-precision x; empty B and T; "
     'JAX and NumPy arrays; `layout="BTD"`.',
     "Offsets that do not run from 0 to T without decreasing raise on the CPU; on a GPU they trap, which ends the "
     "process's use of the device, and no memory outside the operands is touched.",

@@ -1,7 +1,7 @@
 """dx and partial sums of dweight and dbias with vectors along channels, in one walk over time.
 
-Token t's dz reaches dx of the W-1 tokens before it, so a thread keeps their unfinished sums in registers beside the last
-W-1 samples, and finishes dx of token t-(W-1) at token t. A chunk ends with the dz of the next W-1 tokens, which count
+Token t's dz reaches dx of the W-1 tokens before it, so a thread keeps their unfinished sums in registers beside the
+last W-1 samples, and finishes dx of token t-(W-1) at token t. A chunk ends with the dz of the next W-1 tokens, which count
 for dx alone. Each thread writes its own partial sums: they are added later, in a fixed order.
 """
 
@@ -14,14 +14,15 @@ import cutlass
 from cutlass import Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
-from cudnn_fe.conv.causal_conv1d.portable_channels import fill, fill_window, load_parameters
-from cudnn_fe.conv.causal_conv1d.portable_parts import (
+from cudnn_fe.conv.causal_conv1d.portable_channels import fill_window, load_parameters
+from cudnn_fe.conv.portable_parts import (
     THREADS,
     Cursor,
     advance,
     at,
     ceil_div,
     check_offsets,
+    fill,
     raw,
     read,
     read_states,

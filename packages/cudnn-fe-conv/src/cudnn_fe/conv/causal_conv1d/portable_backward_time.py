@@ -13,14 +13,16 @@ import cutlass
 from cutlass import Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
-from cudnn_fe.conv.causal_conv1d.portable_channels import fill, load_parameters
-from cudnn_fe.conv.causal_conv1d.portable_parts import (
+from cudnn_fe.conv.causal_conv1d.portable_channels import load_parameters
+from cudnn_fe.conv.causal_conv1d.portable_time import load_before, masked_sample, widen_before
+from cudnn_fe.conv.portable_parts import (
     THREADS,
     Cursor,
     advance,
     at,
     ceil_div,
     check_offsets,
+    fill,
     raw,
     read_states,
     seek,
@@ -32,7 +34,6 @@ from cudnn_fe.conv.causal_conv1d.portable_parts import (
     write,
     zeros,
 )
-from cudnn_fe.conv.causal_conv1d.portable_time import load_before, masked_sample, widen_before
 
 __all__ = ["TimeBackward"]
 

@@ -1,7 +1,7 @@
 """The forward convolution with vectors along channels: each thread walks time with its last W-1 samples in registers.
 
-Threads side by side take neighbouring vectors of channels, so every step of a warp reads and writes whole lines. Time is
-cut into chunks, for there to be enough threads; a chunk begins by reading the W-1 samples before it.
+Threads side by side take neighbouring vectors of channels, so every step of a warp reads and writes whole lines. Time
+is cut into chunks, for there to be enough threads; a chunk begins by reading the W-1 samples before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
-from cudnn_fe.conv.causal_conv1d.portable_parts import (
+from cudnn_fe.conv.portable_parts import (
     THREADS,
     Cursor,
     activated,
@@ -22,6 +22,7 @@ from cudnn_fe.conv.causal_conv1d.portable_parts import (
     ceil_div,
     check_offsets,
     column,
+    fill,
     raw,
     read,
     read_states,
@@ -33,7 +34,7 @@ from cudnn_fe.conv.causal_conv1d.portable_parts import (
     zeros,
 )
 
-__all__ = ["ChannelsForward", "fill", "fill_window", "load_parameters"]
+__all__ = ["ChannelsForward", "fill_window", "load_parameters"]
 
 _UNROLL = 8  # tokens whose loads are in flight together
 
@@ -188,9 +189,3 @@ def fill_window(
             fill(window, slot, read_states(spec, initial, cursor.sequence, channel, lane, count))
         else:
             fill(window, slot, zeros(spec, count))
-
-
-def fill(window: Any, slot: int, values: list[Any]) -> None:
-    """Write values into registers from ``slot`` on."""
-    for i, value in enumerate(values):
-        window[slot + i] = value

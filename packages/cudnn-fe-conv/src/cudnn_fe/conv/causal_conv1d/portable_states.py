@@ -9,7 +9,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
-from cudnn_fe.conv.causal_conv1d.portable_parts import THREADS, at, ceil_div, raw, sequence_view, states_view
+from cudnn_fe.conv.portable_parts import THREADS, at, ceil_div, put, raw, sequence_view, states_view, write, zeros
 
 __all__ = ["FinalStates"]
 
@@ -46,22 +46,9 @@ class FinalStates:
                 token = end - lanes + lane
                 goal = at(target, sequence, channel, lane)
                 if token >= start:
-                    _move(source.dtype, at(source, row, channel, token), goal)
+                    put(source.dtype, goal, raw(source.dtype, at(source, row, channel, token), 1), 1)
                 elif cutlass.const_expr(initial is not None):
                     states = states_view(initial)
-                    _move(states.dtype, at(states, sequence, channel, lane + end - start), goal)
+                    put(states.dtype, goal, raw(states.dtype, at(states, sequence, channel, lane + end - start), 1), 1)
                 else:
-                    _clear(target.dtype, goal)
-
-
-def _element(dtype: Any, address: Any) -> Any:
-    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=dtype.width // 8)
-    return cute.make_tensor(pointer, cute.make_layout(1))
-
-
-def _move(dtype: Any, address: Any, goal: Any) -> None:
-    _element(dtype, goal).store(raw(dtype, address, 1))
-
-
-def _clear(dtype: Any, goal: Any) -> None:
-    _element(dtype, goal)[0] = dtype(0.0)
+                    write(spec, target.dtype, goal, zeros(spec, 1))

@@ -10,12 +10,13 @@ from cutlass import Int32, cute
 from cutlass.memory import SmemAllocator
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
-from cudnn_fe.conv.causal_conv1d.portable_channels import fill, load_parameters
-from cudnn_fe.conv.causal_conv1d.portable_parts import (
+from cudnn_fe.conv.causal_conv1d.portable_channels import load_parameters
+from cudnn_fe.conv.portable_parts import (
     THREADS,
     at,
     ceil_div,
     column,
+    fill,
     read,
     read_states,
     sequence_view,

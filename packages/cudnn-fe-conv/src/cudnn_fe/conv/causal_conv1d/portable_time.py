@@ -13,7 +13,7 @@ from cutlass import Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.conv.causal_conv1d.portable_channels import load_parameters
-from cudnn_fe.conv.causal_conv1d.portable_parts import (
+from cudnn_fe.conv.portable_parts import (
     THREADS,
     Cursor,
     activated,

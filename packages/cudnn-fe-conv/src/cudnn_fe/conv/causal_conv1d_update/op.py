@@ -153,7 +153,8 @@ UPDATE = Op(
     kernels=KERNELS,
     summary="One decoding step of the causal convolution, on a cache of states that it updates in place.",
     formula=r"h = (s_{n,d,\cdot},\, x_{nd}), \qquad "
-    r"y_{nd} = \phi\!\left(\beta_d + \sum_{j=0}^{W-1} w_{dj}\, h_{L-W+1+j}\right), \qquad s_{n,d,\cdot} \leftarrow h_{1..L}",
+    r"y_{nd} = \phi\!\left(\beta_d + \sum_{j=0}^{W-1} w_{dj}\, h_{L-W+1+j}\right), \qquad "
+    r"s_{n,d,\cdot} \leftarrow h_{1..L}",
     tensors=(
         TensorRule("x", "(N, D)", ANY_LAYOUT, FLOATS, "one sample of each row"),
         TensorRule("conv_state", "(S, D, L), L >= W - 1", ANY_LAYOUT, FLOATS, "cache, changed in place; x's dtype"),
@@ -173,8 +174,7 @@ UPDATE = Op(
         "A row whose index is -1 gives zeros and touches no state. Indices below -1 or from S on, and one slot named "
         "twice, raise on the CPU; on a GPU they trap, which ends the process's use of the device, and no other slot is "
         "touched.",
-        "JAX arrays do not change: there the call returns `(output, conv_state)`, and donating the state makes the "
-        "update happen in place.",
+        "JAX arrays do not change: there the call returns `(output, conv_state)`.",
         "No derivative: operands that require a gradient raise unless gradients are off.",
         "Accepted beyond the vendor: every float dtype, widths and lanes of any size, circular caches, any strides, "
         "CPU tensors, JAX and NumPy arrays.",

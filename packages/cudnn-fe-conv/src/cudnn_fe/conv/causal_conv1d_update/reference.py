@@ -35,7 +35,7 @@ def causal_conv1d_update(
         cache_seqlens: (N,) or None.
         conv_state_indices: (N,) or None.
     """
-    rows, _, slots, lanes = problem.extents
+    rows, _, slots, _ = problem.extents
     slot = arange(xp, rows, x) if conv_state_indices is None else astype(conv_state_indices, "int32")
     if conv_state_indices is not None and concrete(xp):
         _check_slots(slot, slots)

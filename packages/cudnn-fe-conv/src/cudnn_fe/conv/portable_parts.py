@@ -28,7 +28,9 @@ __all__ = [
     "check_offsets",
     "column",
     "fake",
+    "fill",
     "named",
+    "put",
     "raw",
     "read",
     "read_states",
@@ -137,6 +139,17 @@ def write(spec: ConvSpec, dtype: Any, address: Any, values: list[Any]) -> None:
     for index, value in enumerate(values):
         registers[index] = value
     _at(dtype, address, len(values)).store(registers.load().to(dtype))
+
+
+def fill(registers: Any, slot: int, values: list[Any]) -> None:
+    """Write values into registers from ``slot`` on."""
+    for index, value in enumerate(values):
+        registers[slot + index] = value
+
+
+def put(dtype: Any, address: Any, loaded: Any, count: int) -> None:
+    """Store elements as they were loaded, bit for bit."""
+    _at(dtype, address, count).store(loaded)
 
 
 def zeros(spec: ConvSpec, count: int) -> list[Any]:

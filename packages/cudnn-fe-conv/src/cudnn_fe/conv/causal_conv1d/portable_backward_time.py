@@ -244,7 +244,7 @@ class TimeBackward:
         for e in cutlass.range_constexpr(count):
             fill(value, 0, [dz[e] * taps[width - 1]])
             for lag in cutlass.range_constexpr(1, width):
-                if positions[e + lag] >= lag:
+                if positions[e + lag] >= lag and token + (e + lag) < time:
                     fill(value, 0, [value[0] + dz[e + lag] * taps[width - 1 - lag]])
             if cutlass.const_expr(spec.final and width > 1):
                 advance(cursor, token + e)

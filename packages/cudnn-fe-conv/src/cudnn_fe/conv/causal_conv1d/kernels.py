@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
@@ -23,11 +24,15 @@ _SHORTEST = 32  # tokens that a chunk of the backward should have
 _FORWARD_WAVES, _BACKWARD_WAVES = 16, 3
 
 
+def _refuse_wide(problem: Sequences, where: Device) -> str | None:
+    if problem.width > WIDEST:
+        return f"it keeps the taps in registers and serves W up to {WIDEST}, not {problem.width}"
+    return _refuse(problem, where)
+
+
 def _refuse(problem: Sequences, where: Device) -> str | None:
     if where.capability < (8, 0):
         return "it needs compute capability 8.0 or newer"
-    if problem.width > WIDEST:
-        return f"it keeps W taps in registers and serves W up to {WIDEST}, not {problem.width}"
     if max(problem.extents) >= 2**31 or problem.extents[0] * problem.extents[1] >= 2**31:
         return "it counts rows and tokens in 32 bits"
     return None
@@ -51,7 +56,9 @@ def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], fin
     _, channels, time = problem.extents
     dim, extent = (problem.channel_dim, channels) if major == "channels" else (problem.time_dim, time)
     vector = vector_length(dim, problem.x, *like_x, itemsize=problem.x.dtype.itemsize)
-    if major == "channels" and problem.width > 4:
+    if problem.width > WIDEST:
+        vector = 1
+    elif major == "channels" and problem.width > 4:
         vector = min(vector, 4)  # taps and samples of wider filters would not stay in registers
     return ConvSpec(
         x_dtype=problem.x.dtype.name,
@@ -96,22 +103,18 @@ def _partial_sums(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[Tensor
     return (TensorSpec(shape, contiguous_strides(shape), kind, problem.device, 16, "partial_sums"),)
 
 
+def _long_scratch(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[TensorSpec, ...]:
+    """The partial sums, and dz laid out as dx."""
+    dx, kind = problem.outputs[0], dtype("float64" if spec.x_dtype == "float64" else "float32")
+    return (*_partial_sums(problem, spec), replace(dx, dtype=kind, name="dz"))
+
+
+_FOLDER = "cudnn_fe.conv.causal_conv1d"
 FORWARD_KERNELS = (
-    Kernel(
-        backend="portable",
-        module="cudnn_fe.conv.causal_conv1d.portable",
-        refuse=_refuse,
-        specialise=_forward_spec,
-        targets=TARGETS,
-    ),
+    Kernel("portable", f"{_FOLDER}.portable", _refuse_wide, _forward_spec, TARGETS),
+    Kernel("portable", f"{_FOLDER}.portable_long", _refuse, _forward_spec, TARGETS),
 )
 BACKWARD_KERNELS = (
-    Kernel(
-        backend="portable",
-        module="cudnn_fe.conv.causal_conv1d.portable_backward",
-        refuse=_refuse,
-        specialise=_backward_spec,
-        targets=TARGETS,
-        scratch=_partial_sums,
-    ),
+    Kernel("portable", f"{_FOLDER}.portable_backward", _refuse_wide, _backward_spec, TARGETS, _partial_sums),
+    Kernel("portable", f"{_FOLDER}.portable_backward_long", _refuse, _backward_spec, TARGETS, _long_scratch),
 )

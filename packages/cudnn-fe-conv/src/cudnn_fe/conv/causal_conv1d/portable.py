@@ -14,7 +14,7 @@ from cudnn_fe.conv.causal_conv1d.portable_states import FinalStates
 from cudnn_fe.conv.causal_conv1d.portable_time import TimeForward
 from cudnn_fe.conv.portable_parts import fake, named
 
-__all__ = ["fake_arguments", "launcher"]
+__all__ = ["fake_arguments", "launcher", "operands"]
 
 
 class _Forward:
@@ -26,13 +26,13 @@ class _Forward:
     @cute.jit
     def __call__(self, stream: cuda.CUstream, *tensors: Any) -> None:
         spec = self.spec
-        t = named([(name, present) for name, present, _, _ in _operands(spec)], tensors)
+        t = named([(name, present) for name, present, _, _ in operands(spec)], tensors)
         self.filter.launch(stream, t.x, t.weight, t.bias, t.offsets, t.initial, t.y)
         if cutlass.const_expr(spec.final and spec.width > 1):
             self.states.launch(stream, t.x, t.offsets, t.initial, t.final)
 
 
-def _operands(spec: ConvSpec) -> list[tuple[str, bool, str, int]]:
+def operands(spec: ConvSpec) -> list[tuple[str, bool, str, int]]:
     """Name, whether it comes along, element type and rank of each tensor in the launcher's order."""
     return [
         ("x", True, spec.x_dtype, 3),
@@ -56,4 +56,4 @@ def launcher(spec: ConvSpec) -> Any:
 
 def fake_arguments(spec: ConvSpec) -> tuple[Any, ...]:
     """Symbolic stand-ins for the launcher's tensors."""
-    return tuple(fake(kind, rank) for _, present, kind, rank in _operands(spec) if present)
+    return tuple(fake(kind, rank) for _, present, kind, rank in operands(spec) if present)

@@ -14,7 +14,7 @@ from cudnn_fe.conv.causal_conv1d.portable_backward_time import TimeBackward
 from cudnn_fe.conv.causal_conv1d.portable_sums import InitialGradient, SumPartials
 from cudnn_fe.conv.portable_parts import fake, named
 
-__all__ = ["fake_arguments", "launcher"]
+__all__ = ["fake_arguments", "launcher", "operands"]
 
 
 class _Backward:
@@ -26,14 +26,14 @@ class _Backward:
     @cute.jit
     def __call__(self, stream: cuda.CUstream, *tensors: Any) -> None:
         spec = self.spec
-        t = named([(name, present) for name, present, _, _ in _operands(spec)], tensors)
+        t = named([(name, present) for name, present, _, _ in operands(spec)], tensors)
         self.filter.launch(stream, t.x, t.weight, t.bias, t.offsets, t.initial, t.dy, t.d_final, t.dx, t.partial)
         self.sums.launch(stream, t.partial, t.dweight, t.dbias)
         if cutlass.const_expr(spec.initial and spec.width > 1):
             self.initial.launch(stream, t.x, t.weight, t.bias, t.offsets, t.initial, t.dy, t.d_final, t.d_initial)
 
 
-def _operands(spec: ConvSpec) -> list[tuple[str, bool, str, int]]:
+def operands(spec: ConvSpec) -> list[tuple[str, bool, str, int]]:
     """Name, whether it comes along, element type and rank of each tensor in the launcher's order."""
     biased = spec.bias_dtype is not None
     return [
@@ -63,4 +63,4 @@ def launcher(spec: ConvSpec) -> Any:
 
 def fake_arguments(spec: ConvSpec) -> tuple[Any, ...]:
     """Symbolic stand-ins for the launcher's tensors."""
-    return tuple(fake(kind, rank) for _, present, kind, rank in _operands(spec) if present)
+    return tuple(fake(kind, rank) for _, present, kind, rank in operands(spec) if present)

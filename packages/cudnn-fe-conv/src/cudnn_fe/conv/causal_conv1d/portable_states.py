@@ -42,7 +42,7 @@ class FinalStates:
             start = cutlass.max(cutlass.min(Int32(offsets[sequence]), end), Int32(0))
         if channel < Int32(final.shape[1]):
             source, target = sequence_view(x, spec), states_view(final)
-            for lane in cutlass.range_constexpr(lanes):
+            for lane in cutlass.range(lanes, unroll=4):
                 token = end - lanes + lane
                 goal = at(target, sequence, channel, lane)
                 if token >= start:

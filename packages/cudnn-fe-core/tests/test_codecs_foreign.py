@@ -73,7 +73,8 @@ def _between_powers(x: Floats) -> Bools:
 def _tie_at_even_code(x: Floats) -> Bools:
     bits = np.abs(x).view(np.uint32)
     exponent = bits >> 23
-    return ((bits & 0x7FFFFF) == 0x400000) & (exponent % 2 == 0) & (exponent > 0) & (exponent < 254)
+    found: Bools = ((bits & 0x7FFFFF) == 0x400000) & (exponent % 2 == 0) & (exponent > 0) & (exponent < 254)
+    return found
 
 
 def _lowest_interval(x: Floats) -> Bools:

@@ -1,4 +1,4 @@
-"""What the tests of GEMM + SwiGLU share: the float64 definition, written apart from the reference, and its tolerance."""
+"""What the tests of GEMM + SwiGLU share: the float64 definition, apart from the reference, and its tolerance."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def write_final_states(buffer: Any, states: Any, operands: Mapping[str, Any]) ->
         FrameworkError, OptionError, ShapeError, DTypeError, DeviceError: It is no buffer for these states.
         AliasError: It overlaps an operand.
     """
-    framework = common_framework([("final_states", states), (_NAME, buffer)])
+    framework = common_framework(("final_states", _NAME), (states, buffer))
     if framework == "jax":
         raise OptionError(
             _NAME, got="a JAX array", wanted="None: JAX arrays do not change", remedy="use the returned states"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
-from cudnn_fe.core.device import device
-from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, OptionError, ShapeError
+from cudnn_fe.core.device import cuda_device_count, device
+from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, ShapeError
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.frameworks import common_framework
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.streams import torch_stream
-from cudnn_fe.core.tensor import TensorSpec, refuse_overlap, spec_of
+from cudnn_fe.core.tensor import TensorSpec, pointer_of, refuse_overlap, spec_of
 
 __all__ = ["OpClass"]
 
@@ -31,7 +31,10 @@ class OpClass:
 
     op: ClassVar[Op]
     _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]]]
-    _free: ClassVar[Mapping[str, tuple[int, ...]] | None] = None
+
+    if TYPE_CHECKING:  # the subclasses' signatures are made at run time
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def _set_up(self, arguments: Mapping[str, Any]) -> None:
         announce_experimental(type(self).__name__)
@@ -54,6 +57,9 @@ class OpClass:
         if self._problem is None:
             assert self._arguments is not None
             problem, outputs, scalars = type(self)._bind(self._arguments)
+            if problem.device == "meta":  # metadata alone: the tensors will be where kernels run
+                place = "cuda:0" if cuda_device_count() else "cpu"
+                problem, outputs = problem.placed(place), tuple(replace(spec, device=place) for spec in outputs)
             choose(self.op, problem)
             self._problem, self._outputs, self._scalars = problem, outputs, scalars
         return True
@@ -67,9 +73,7 @@ class OpClass:
             self.check_support()
         assert self._problem is not None
         specs = [spec for spec in (*self._problem.inputs, *self._outputs) if spec is not None]
-        if self._free is not None:
-            self._run = _free_launch(self.op, self._problem, specs, self._free)
-        elif self._problem.device.startswith("cuda"):
+        if self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
             function = None
             if choice.kernel is not None:
@@ -78,12 +82,6 @@ class OpClass:
         else:
             self._run = _reference_launch(self.op, self._problem, specs)
         self._arguments = None
-
-    @property
-    def problem(self) -> Problem:
-        """What the op was made for, once `check_support` has accepted it."""
-        assert self._problem is not None
-        return self._problem
 
     def _require_compiled(self) -> Launch:
         if self._run is None:
@@ -113,9 +111,10 @@ def _mismatch(tensor: Any, spec: TensorSpec) -> Exception:
     )
 
 
-def _check_pointers(tensors: tuple[Any, ...], specs: list[TensorSpec], input_count: int) -> None:
-    found = [spec_of(tensor, spec.name) for tensor, spec in zip(tensors, specs, strict=True)]
-    for now, spec in zip(found, specs, strict=True):
+def _check_alignment(tensors: tuple[Any, ...], specs: list[TensorSpec]) -> None:
+    """Compiled code may load as many bytes at once as the samples' alignment allowed."""
+    for tensor, spec in zip(tensors, specs, strict=True):
+        now = spec_of(tensor, spec.name)
         if now.alignment < spec.alignment:
             raise AlignmentError(
                 spec.name,
@@ -123,7 +122,10 @@ def _check_pointers(tensors: tuple[Any, ...], specs: list[TensorSpec], input_cou
                 wanted=f"{spec.alignment} bytes, as the sample's",
                 remedy="make the op object with a sample of the same alignment",
             )
-    placed = [(spec, tensor.data_ptr()) for spec, tensor in zip(found, tensors, strict=True)]
+
+
+def _check_overlap(tensors: tuple[Any, ...], specs: list[TensorSpec], input_count: int) -> None:
+    placed = [(spec, pointer_of(tensor)) for spec, tensor in zip(specs, tensors, strict=True)]
     refuse_overlap(placed[:input_count], placed[input_count:])
 
 
@@ -138,73 +140,41 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
 
     def check(tensors: tuple[Any, ...]) -> None:
         for tensor, spec, (shape, strides, kind) in zip(tensors, specs, expected, strict=True):
-            if tensor.shape != shape or tensor.dtype != kind or tensor.get_device() != index:
+            if tensor.get_device() != index or tensor.shape != shape or tensor.dtype != kind:
                 raise _mismatch(tensor, spec)
             if tensor.stride() != strides and spec_of(tensor, spec.name).strides != strides:
                 raise _mismatch(tensor, spec)
         pointers = tuple([tensor.data_ptr() for tensor in tensors])
         if pointers not in checked:
-            _check_pointers(tensors, specs, input_count)
+            _check_alignment(tensors, specs)
+            _check_overlap(tensors, specs, input_count)
             if len(checked) >= 1024:
                 checked.clear()
             checked.add(pointers)
 
-    def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
-        tensors = inputs + outputs
-        check(tensors)
-        if stream is not None:
-            with torch.cuda.stream(torch_stream(stream, index)):
-                launch(inputs, outputs, scalars, None)
-        elif function is None:
-            _torch_reference(op, problem, inputs, outputs, scalars)
+    def start(tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> None:
+        if function is None:
+            _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars)
         elif torch.cuda.current_device() == index:
             function(*tensors, *scalars)
         else:
             with torch.cuda.device(index):
                 function(*tensors, *scalars)
 
-    return launch
-
-
-def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mapping[str, tuple[int, ...]]) -> Launch:
-    """Launch on tensors that may differ from the samples in some extents: a plan per set of extents, found by them."""
-    if problem.device.startswith("cuda"):
-        choice = choose(op, problem)
-        if choice.kernel is not None:
-            compiled(choice.kernel.module, choice.spec, device(problem.device).arch)
-    fixed = [
-        tuple((dim, n) for dim, n in enumerate(spec.shape) if dim not in free.get(spec.name, ())) for spec in specs
-    ]
-    options = problem.options
-    seen: set[tuple[Any, ...]] = set()
-
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         tensors = inputs + outputs
-        shapes = tuple([tuple(tensor.shape) for tensor in tensors if hasattr(tensor, "shape")])
-        if shapes not in seen:
-            for tensor, spec, extents in zip(tensors, specs, fixed, strict=True):
-                shape = spec_of(tensor, spec.name).shape
-                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents):
-                    raise _mismatch(tensor, spec)
-            seen.add(shapes)
-        for tensor, spec in zip(tensors, specs, strict=True):
-            if getattr(tensor, "requires_grad", False):
-                raise _needs_gradient(spec.name)
-        found = spec_of(tensors[0], specs[0].name)
-        if found.device != specs[0].device:
-            raise _mismatch(tensors[0], specs[0])
-        call(op, inputs, options, scalars, stream=stream, outs=outputs)
+        try:
+            check(tensors)
+        except AttributeError:  # not torch's: seen through DLPack, without a copy
+            tensors = tuple(torch.from_dlpack(tensor) for tensor in tensors)
+            check(tensors)
+        if stream is None:
+            start(tensors, scalars)
+        else:
+            with torch.cuda.stream(torch_stream(stream, index)):
+                start(tensors, scalars)
 
     return launch
-
-
-def _needs_gradient(name: str) -> Exception:
-    return OptionError(
-        name,
-        got="a tensor that requires a gradient",
-        wanted="one that does not: the class API records no derivatives",
-        remedy="detach it, or use the function",
-    )
 
 
 def _torch_reference(op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...]) -> None:
@@ -222,7 +192,7 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         del stream  # a CPU has none
         tensors = inputs + outputs
-        framework = common_framework([(spec.name, tensor) for spec, tensor in zip(specs, tensors, strict=True)])
+        framework = common_framework([spec.name for spec in specs], tensors)
         if framework == "jax":
             raise FrameworkError(
                 specs[-1].name,
@@ -231,10 +201,10 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
                 remedy=f"use {op.jax_name or op.name}, which returns new arrays",
             )
         for tensor, spec in zip(tensors, specs, strict=True):
-            if spec_of(tensor, spec.name) != spec:
+            if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
                 raise _mismatch(tensor, spec)
+        _check_overlap(tensors, specs, len(inputs))
         if framework == "torch":
-            _check_pointers(tensors, specs, len(inputs))
             _torch_reference(op, problem, inputs, outputs, scalars)
             return
         import array_api_compat.numpy as xp

@@ -61,7 +61,8 @@ def call(
         OptionError: Positions out of range, nested descriptors, an initialised output that also aliases an input.
     """
     single = hasattr(output_shape_dtype, "shape")
-    outputs = (output_shape_dtype,) if single else tuple(output_shape_dtype)
+    flat = isinstance(output_shape_dtype, tuple | list)
+    outputs = (output_shape_dtype,) if single else tuple(output_shape_dtype) if flat else (None,)
     if not all(hasattr(row, "shape") and hasattr(row, "dtype") for row in outputs):
         raise OptionError(
             "output_shape_dtype",
@@ -82,6 +83,11 @@ def call(
                 got=f"output {position}, which aliases an input",
                 wanted="either an initial value or an alias",
                 remedy="initialise that input instead",
+            )
+    for position in aliases.values():
+        if not 0 <= position < len(outputs):
+            raise OptionError(
+                "input_output_aliases", got=str(position), wanted=f"0..{len(outputs) - 1}", remedy="name an output"
             )
     filled = sorted(inits)
 

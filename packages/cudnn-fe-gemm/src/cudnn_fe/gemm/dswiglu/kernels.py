@@ -11,7 +11,7 @@ __all__ = ["KERNELS"]
 
 
 def _specialise(problem: object, where: Device) -> DswigluSpec:
-    from cudnn_fe.gemm.dswiglu.op import Dswiglu  # noqa: PLC0415  # the op's record names this module's kernels
+    from cudnn_fe.gemm.dswiglu.op import Dswiglu  # the op's record names this module's kernels
 
     assert isinstance(problem, Dswiglu)
     return DswigluSpec(

@@ -88,8 +88,10 @@ def test_batches(time: int, channels_last: bool) -> None:
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
     ("width", "kind"),
-    [(1, "float32"), (2, "bfloat16"), (3, "float16"), (4, "float32"), (4, "float64"), (7, "float64"), (8, "bfloat16")]
-    + [(9, "bfloat16"), (40, "float32"), (130, "float64")],
+    [
+        *((1, "float32"), (2, "bfloat16"), (3, "float16"), (4, "float32"), (4, "float64"), (7, "float64")),
+        *((8, "bfloat16"), (9, "bfloat16"), (40, "float32"), (130, "float64")),
+    ],
 )
 def test_packed_sequences_with_states(width: int, kind: str, channels_last: bool) -> None:
     for lengths, initial in ((ALIGNED, True), (LENGTHS, False), ((200, 0, 300), True)):
@@ -161,8 +163,10 @@ def test_more_than_2_to_31_elements() -> None:
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
     ("width", "lanes", "kind", "ring"),
-    [(4, 3, "bfloat16", False), (4, 4, "bfloat16", False), (4, 4, "float16", True), (1, 2, "float32", True)]
-    + [(20, 24, "bfloat16", False), (20, 24, "float64", True)],
+    [
+        *((4, 3, "bfloat16", False), (4, 4, "bfloat16", False), (4, 4, "float16", True), (1, 2, "float32", True)),
+        *((20, 24, "bfloat16", False), (20, 24, "float64", True)),
+    ],
 )
 def test_decoding_steps(width: int, lanes: int, kind: str, ring: bool, channels_last: bool) -> None:
     dtype = getattr(torch, kind)
@@ -188,11 +192,8 @@ def test_decoding_steps(width: int, lanes: int, kind: str, ring: bool, channels_
             held = before[place]
             if ring:
                 now = 5 * row + 1
-                history = (
-                    torch.stack([held[:, (now - back) % lanes] for back in range(width - 1, 0, -1)], 1)
-                    if width > 1
-                    else held[:, :0]
-                )
+                places = [(now - back) % lanes for back in range(width - 1, 0, -1)]
+                history = held[:, places]
                 wanted_state[place][:, now % lanes] = x[row]
             else:
                 history = held[:, lanes - (width - 1) :]
@@ -203,8 +204,8 @@ def test_decoding_steps(width: int, lanes: int, kind: str, ring: bool, channels_
 
 
 _TRAPS = {
-    "offsets": "x = torch.ones(1, 8, 64, device='cuda'); o = torch.tensor([0, 9, 5, 64], dtype=torch.int32, device='cuda')\n"
-    "causal_conv1d(x, w, cu_seqlens=o, backend='portable')",
+    "offsets": "o = torch.tensor([0, 9, 5, 64], dtype=torch.int32, device='cuda')\n"
+    "causal_conv1d(torch.ones(1, 8, 64, device='cuda'), w, cu_seqlens=o, backend='portable')",
     "slot past the end": "i = torch.tensor([0, 9], dtype=torch.int32, device='cuda')\n"
     "causal_conv1d_update(torch.ones(2, 8, device='cuda'), s, w, conv_state_indices=i)",
     "slot named twice": "i = torch.tensor([1, 1], dtype=torch.int32, device='cuda')\n"
@@ -218,7 +219,8 @@ def test_bad_indices_trap(fault: str) -> None:
     script = (
         "import torch\nfrom cudnn_fe.conv import causal_conv1d, causal_conv1d_update\n"
         "w = torch.ones(8, 4, device='cuda'); s = torch.ones(4, 8, 3, device='cuda')\n"
-        f"{_TRAPS[fault]}\ntry:\n    torch.cuda.synchronize()\nexcept Exception as error:\n    print('trapped', error)\n"
+        f"{_TRAPS[fault]}\n"
+        "try:\n    torch.cuda.synchronize()\nexcept Exception as error:\n    print('trapped', error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "trapped" in done.stdout, done.stdout + done.stderr

@@ -4,6 +4,7 @@ and its tolerances."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from cudnn_fe.core.dtypes import dtype
@@ -29,10 +30,7 @@ def exact(x: Any, weight: Any, bias: Any, silu: bool, offsets: Any = None, initi
     import torch
 
     width = weight.shape[1]
-    if offsets is None:
-        parts = list(x.unbind(0))
-    else:
-        parts = [x[0, :, first:last] for first, last in zip(offsets[:-1], offsets[1:], strict=True)]
+    parts = [x[0, :, first:last] for first, last in pairwise(offsets)] if offsets is not None else list(x.unbind(0))
     outputs, finals = [], []
     for index, part in enumerate(parts):
         before = part.new_zeros(part.shape[0], width - 1) if initial is None else initial[index]
@@ -140,8 +138,8 @@ def _arithmetic(kind: str) -> tuple[float, float]:
 
 
 def tolerance(width: int, kind: str) -> float:
-    """Bound of `rel_rms` of y or dx: W roundings of a sum, SiLU's slope (at most 1.1, so 2.3 with the factor z), and one
-    rounding to the element type."""
+    """Bound of `rel_rms` of y or dx: W roundings of a sum, which SiLU's slope (at most 1.1) and its factor z carry on
+    2.3 times, and one rounding to the element type."""
     unit, special = _arithmetic(kind)
     return dtype(kind).unit_roundoff + 2.3 * unit * (width + 2) + special
 
@@ -149,4 +147,4 @@ def tolerance(width: int, kind: str) -> float:
 def sum_tolerance(count: int, width: int, kind: str, stored: str) -> float:
     """Bound of `rel_rms` of dweight or dbias: ``count`` terms of either sign, each as exact as dx's sums."""
     unit, special = _arithmetic(kind)
-    return dtype(stored).unit_roundoff + unit * count**0.5 + 2.3 * unit * (width + 2) + special
+    return dtype(stored).unit_roundoff + unit * float(count**0.5) + 2.3 * unit * (width + 2) + special

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import cutlass
 from cutlass import Float32, Float64, Int32, Int64, cute
@@ -20,6 +20,7 @@ from cudnn_fe.core.cute.ptx_base import assemble
 __all__ = [
     "THREADS",
     "Cursor",
+    "Typed",
     "View",
     "activated",
     "advance",
@@ -46,6 +47,14 @@ __all__ = [
 ]
 
 THREADS = 128
+
+
+class Typed(Protocol):
+    """A spec that names x's element type."""
+
+    @property
+    def x_dtype(self) -> str:
+        """Element type of x."""
 
 
 def wide_type(x_dtype: str) -> Any:
@@ -120,7 +129,7 @@ def raw(dtype: Any, address: Any, count: int) -> Any:
     return _at(dtype, address, count).load()
 
 
-def widen(spec: ConvSpec, loaded: Any, count: int) -> list[Any]:
+def widen(spec: Typed, loaded: Any, count: int) -> list[Any]:
     """Loaded elements as wide values."""
     wide = wide_type(spec.x_dtype)
     registers = cute.make_rmem_tensor(count, wide)
@@ -128,12 +137,12 @@ def widen(spec: ConvSpec, loaded: Any, count: int) -> list[Any]:
     return [registers[index] for index in range(count)]
 
 
-def read(spec: ConvSpec, dtype: Any, address: Any, count: int) -> list[Any]:
+def read(spec: Typed, dtype: Any, address: Any, count: int) -> list[Any]:
     """``count`` elements as wide values; the address is aligned to their size, or to 16 bytes."""
     return widen(spec, raw(dtype, address, count), count)
 
 
-def write(spec: ConvSpec, dtype: Any, address: Any, values: list[Any]) -> None:
+def write(spec: Typed, dtype: Any, address: Any, values: list[Any]) -> None:
     """Round wide values once and store them."""
     registers = cute.make_rmem_tensor(len(values), wide_type(spec.x_dtype))
     for index, value in enumerate(values):
@@ -152,12 +161,12 @@ def put(dtype: Any, address: Any, loaded: Any, count: int) -> None:
     _at(dtype, address, count).store(loaded)
 
 
-def zeros(spec: ConvSpec, count: int) -> list[Any]:
+def zeros(spec: Typed, count: int) -> list[Any]:
     """Wide zeros."""
     return [wide_type(spec.x_dtype)(0.0) for _ in range(count)]
 
 
-def read_states(spec: ConvSpec, tensor: Any, sequence: Any, channel: Any, lane: Any, count: int) -> list[Any]:
+def read_states(spec: Typed, tensor: Any, sequence: Any, channel: Any, lane: Any, count: int) -> list[Any]:
     """One lane of the states of ``count`` channels, as wide values."""
     states = states_view(tensor)
     return [read(spec, states.dtype, at(states, sequence, channel + i, lane), 1)[0] for i in range(count)]

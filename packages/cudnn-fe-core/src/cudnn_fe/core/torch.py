@@ -60,8 +60,8 @@ class TorchPlan:
     def place(self, operands: Tensors, outs: Tensors) -> list[torch.Tensor]:
         """The caller's buffers, checked, and fresh outputs where there is none."""
         given = [(position, out) for position, out in enumerate(outs) if out is not None]
-        key = tuple([(out.data_ptr(), out.shape, out.stride(), out.dtype, out.get_device()) for _, out in given])
-        key += tuple([0 if t is None else t.data_ptr() for t in operands])
+        parts: list[Any] = [(out.data_ptr(), out.shape, out.stride(), out.dtype, out.get_device()) for _, out in given]
+        key = (*parts, *[0 if t is None else t.data_ptr() for t in operands])
         if key not in self._checked:
             self._check_outs(operands, given)
             if len(self._checked) >= 1024:

@@ -114,7 +114,7 @@ def _register(runner: TorchOp) -> None:
     def backward(ctx: Any, *cotangents: Any) -> Any:
         options, scalars, backend, strides = ctx.call
         # Beside a list of results, torch takes an empty list among the arguments for one of tensors.
-        empty = None
+        empty: list[Any] | None = None
         if results == "Tensor[]":
             (cotangents,), empty = cotangents, []
         needed = tuple(ctx.needs_input_grad[:count])

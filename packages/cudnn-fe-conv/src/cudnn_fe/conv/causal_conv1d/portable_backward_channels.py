@@ -1,8 +1,8 @@
 """dx and partial sums of dweight and dbias with vectors along channels, in one walk over time.
 
-Token t's dz reaches dx of the W-1 tokens before it, so a thread keeps their unfinished sums in registers beside the
-last W-1 samples, and finishes dx of token t-(W-1) at token t. A chunk ends with the dz of the next W-1 tokens, which count
-for dx alone. Each thread writes its own partial sums: they are added later, in a fixed order.
+Token t's dz reaches dx of the W-1 tokens before it, so a thread keeps their unfinished sums in registers, beside the
+last W-1 samples, and finishes dx of token t-(W-1) at token t. A chunk ends with the dz of the next W-1 tokens, which
+count for dx alone. Each thread writes its own partial sums: they are added later, in a fixed order.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ class ChannelsForward:
 
     @cute.jit
     def launch(self, stream: cuda.CUstream, x: Any, weight: Any, bias: Any, offsets: Any, initial: Any, y: Any) -> None:
+        """Fill y."""
         spec = self.spec
         batch, channels, time = (Int32(x.shape[spec.layout.index(dim)]) for dim in "BDT")
         channel_blocks = ceil_div(channels, spec.vector * spec.lanes)
@@ -71,6 +72,7 @@ class ChannelsForward:
         chunk_blocks: Int32,
         channel_blocks: Int32,
     ) -> None:
+        """One block: neighbouring vectors of channels, some chunks of time."""
         spec = self.spec
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()

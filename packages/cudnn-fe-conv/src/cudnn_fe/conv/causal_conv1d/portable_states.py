@@ -22,12 +22,14 @@ class FinalStates:
 
     @cute.jit
     def launch(self, stream: cuda.CUstream, x: Any, offsets: Any, initial: Any, final: Any) -> None:
+        """Fill the final states (S, D, W-1)."""
         channels = ceil_div(Int32(final.shape[1]), THREADS)
         grid = (channels * Int32(final.shape[0]), 1, 1)
         self.kernel(x, offsets, initial, final, channels).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, offsets: Any, initial: Any, final: cute.Tensor, blocks: Int32) -> None:
+        """Channels of one sequence."""
         spec, lanes = self.spec, self.spec.width - 1
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()

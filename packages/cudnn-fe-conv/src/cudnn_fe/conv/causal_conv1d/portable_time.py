@@ -46,6 +46,7 @@ class TimeForward:
 
     @cute.jit
     def launch(self, stream: cuda.CUstream, x: Any, weight: Any, bias: Any, offsets: Any, initial: Any, y: Any) -> None:
+        """Fill y."""
         spec = self.spec
         batch, channels, time = (Int32(x.shape[spec.layout.index(dim)]) for dim in "BDT")
         row_blocks = ceil_div(batch * channels, self.rows)
@@ -68,6 +69,7 @@ class TimeForward:
         chunk: Int32,
         chunks: Int32,
     ) -> None:
+        """One block: some channels, a chunk of time."""
         spec = self.spec
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()

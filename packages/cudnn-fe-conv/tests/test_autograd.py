@@ -11,7 +11,7 @@ import torch
 from cudnn_fe.conv import causal_conv1d, causal_conv1d_update
 from cudnn_fe_testkit.causal_conv import LENGTHS, exact, make_case
 
-TIGHT = {"rtol": 1e-5, "atol": 1e-5}
+TIGHT: Any = {"rtol": 1e-5, "atol": 1e-5}
 
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS])
@@ -102,7 +102,7 @@ def test_library_op_passes_opcheck() -> None:
     case = make_case(2, 3, 5, 4)
     torch.compile(lambda x: causal_conv1d(x, case.weight), backend="eager")(case.x)  # tracing registers the op
     options = ["activation='silu'", "return_final_states=True", "layout='BDT'"]
-    arguments = (case.x.requires_grad_(), case.weight, case.bias, None, None, [], options, "")
+    arguments: Any = (case.x.requires_grad_(), case.weight, case.bias, None, None, [], options, "")
     torch.library.opcheck(torch.ops.cudnn_fe.causal_conv1d.default, arguments)
 
 
@@ -134,7 +134,7 @@ def test_jax_grad_under_jit(layout: str, lengths: tuple[int, ...] | None) -> Non
 
     got = jax.grad(loss, argnums=(0, 1, 2, 3))(*arrays)
     leaves = [t.requires_grad_() for t in case.wide()]
-    y, final = exact(*leaves[:3], True, case.offsets, leaves[3])
+    y, final = exact(leaves[0], leaves[1], leaves[2], True, case.offsets, leaves[3])
     (y.sin().sum() + final.square().sum()).backward()
     for index, (mine, leaf) in enumerate(zip(got, leaves, strict=True)):
         value = np.asarray(mine).transpose(0, 2, 1) if index == 0 and layout == "BTD" else np.asarray(mine)

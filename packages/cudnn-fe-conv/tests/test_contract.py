@@ -14,7 +14,7 @@ from cudnn_fe.conv.causal_conv1d_update.op import UPDATE
 from cudnn_fe.core.errors import AliasError, DTypeError, NotYetSupportedError, OptionError, ShapeError
 
 X, WEIGHT = torch.randn(2, 3, 5), torch.randn(3, 4)
-INT = {"dtype": torch.int32}
+INT: Any = {"dtype": torch.int32}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def check(case: Case, silu: bool, states: bool, kind: str, parameters: str | Non
     width, tokens = case.weight.shape[1], case.x.shape[0] * case.x.shape[2]
     runs = [causal_conv1d(*operands, return_final_states=True, **given) for _ in range(2)]
     leaves = [None if t is None else t.requires_grad_() for t in case.wide()]
-    y, final = exact(*leaves[:3], silu, case.offsets, leaves[3])
+    y, final = exact(leaves[0], leaves[1], leaves[2], silu, case.offsets, leaves[3])
     assert torch.equal(runs[0][0], runs[1][0])
     assert rel_rms(runs[0][0], y.detach()) <= tolerance(width, kind)
     assert torch.equal(runs[0][1].double(), final.detach()), "states are copies"

@@ -27,7 +27,7 @@ def problem_of(op: Op, width: int = 4, kind: str = "bfloat16", **how: Any) -> An
         taps, slots = torch.zeros(64, width).to(torch.bfloat16), torch.zeros(3, dtype=torch.int32)
         return bind_operands(op, (x, state, taps, taps[:, 0], slots, slots), {"activation": "silu"})
     case = make_case(1, 64, 0, width, kind, lengths=(*LENGTHS, 3), initial=True, **how)
-    operands = (case.x, case.weight, case.bias, case.cu_seqlens, case.initial)
+    operands: Any = (case.x, case.weight, case.bias, case.cu_seqlens, case.initial)
     options = {"activation": "silu", "layout": "BDT", "return_final_states": True}
     if op is BACKWARD:
         options.pop("return_final_states")

@@ -67,7 +67,7 @@ def test_numpy_and_jax() -> None:
     x, state, weight, bias = (t.numpy() for t in operands(3, 5, 4, 3, 4))
     slots = np.array([2, 0, 3], np.int32)
     given = [jnp.asarray(array) for array in (x, state, weight, bias)]
-    step = jax.jit(lambda *a: causal_conv1d_update(*a, "silu", conv_state_indices=jnp.asarray(slots)))
+    step = jax.jit(lambda x, s, w, b: causal_conv1d_update(x, s, w, b, "silu", conv_state_indices=jnp.asarray(slots)))
     y_jax, state_jax = step(*given)
     y = causal_conv1d_update(x, state, weight, bias, "silu", conv_state_indices=slots)
     np.testing.assert_allclose(np.asarray(y_jax), y, rtol=1e-6)

@@ -21,7 +21,10 @@ TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 THREADS = 128
 WIDEST = 8  # taps that stay in registers
 _SHORTEST = 32  # tokens that a chunk of the backward should have
-_FORWARD_WAVES, _BACKWARD_WAVES = 16, 3
+# Blocks for each multiprocessor that splitting time aims at. The backward along channels fills the registers with two
+# blocks, and one round of them leaves the fewest partial sums; the others hold four to eight at once.
+_FORWARD_WAVES = 16
+_BACKWARD_WAVES = {"channels": 2, "time": 8}
 
 
 def _refuse_wide(problem: Sequences, where: Device) -> str | None:
@@ -51,7 +54,7 @@ def _power_above(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], final: bool, waves: int) -> ConvSpec:
+def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], final: bool, backward: bool) -> ConvSpec:
     major = _major(problem)
     _, channels, time = problem.extents
     dim, extent = (problem.channel_dim, channels) if major == "channels" else (problem.time_dim, time)
@@ -73,18 +76,18 @@ def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], fin
         major=major,
         vector=vector,
         lanes=min(_power_above(-(-extent // vector)), THREADS if major == "channels" else 32),
-        waves=waves,
+        waves=_BACKWARD_WAVES[major] if backward else _FORWARD_WAVES,
         multiprocessors=where.multiprocessors,
     )
 
 
 def _forward_spec(problem: CausalConv1d, where: Device) -> ConvSpec:
-    return _spec(problem, where, problem.outputs[:1], problem.return_final_states, _FORWARD_WAVES)
+    return _spec(problem, where, problem.outputs[:1], problem.return_final_states, False)
 
 
 def _backward_spec(problem: CausalConv1dBackward, where: Device) -> ConvSpec:
     like_x = (problem.dy, problem.outputs[0])
-    return _spec(problem, where, like_x, problem.d_final_states is not None, _BACKWARD_WAVES)
+    return _spec(problem, where, like_x, problem.d_final_states is not None, True)
 
 
 def _partial_sums(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[TensorSpec, ...]:

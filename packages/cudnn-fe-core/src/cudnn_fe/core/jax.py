@@ -45,14 +45,19 @@ def call_jax(
     scalars: tuple[float, ...],
     backend: str | None,
     stream: Any = None,
+    outs: Arrays | None = None,
 ) -> Arrays:
     """Run an op on JAX arrays or tracers; `Permuted` operands are seen in their permuted order.
 
     Everything but the arrays is static. Under ``jit`` this traces; outside, a jitted function per problem is kept.
 
     Raises:
-        OptionError: A stream is given.
+        OptionError: A stream or a buffer is given.
     """
+    if outs is not None and any(out is not None for out in outs):
+        raise OptionError(
+            ", ".join(op.results), got="a buffer", wanted="None: JAX arrays do not change", remedy="use the results"
+        )
     if stream is not None:
         raise OptionError(
             "stream", got=repr(stream), wanted="None: XLA orders its own work", remedy="leave stream unset"
@@ -181,17 +186,17 @@ def _kernel(op: Op, problem: Problem, choice: Choice, scalars: tuple[float, ...]
     def layout(spec: TensorSpec) -> Any:
         return Layout(mode=_inverse(physical_order(spec)))
 
+    scratch = choice.kernel.scratch(problem, choice.spec) if choice.kernel.scratch else ()
+    written = (*problem.outputs, *scratch)
     call = cutlass_call(
         module.launcher(choice.spec),
-        output_shape_dtype=[
-            jax.ShapeDtypeStruct(physical_shape(spec), jnp.dtype(spec.dtype.name)) for spec in problem.outputs
-        ],
+        output_shape_dtype=[jax.ShapeDtypeStruct(physical_shape(spec), jnp.dtype(spec.dtype.name)) for spec in written],
         input_spec=[layout(spec) for spec in _present(problem.inputs)],
-        output_spec=[layout(spec) for spec in problem.outputs],
+        output_spec=[layout(spec) for spec in written],
         compile_key=(choice.kernel.module, choice.spec),
         **dict(zip(op.scalars, scalars, strict=True)),
     )
-    return tuple(call(*arrays))
+    return tuple(call(*arrays))[: len(problem.outputs)]
 
 
 @lru_cache(maxsize=1024)
@@ -215,7 +220,7 @@ def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backen
         needed = (True,) * len(op.problem.operands)
         if all(ct is None for ct in dense):
             return (None,) * len(needed)  # zeros
-        return rule.backward(saved, dense, scalars, needed, backend)
+        return rule.pull_back(saved, dense, scalars, needed, backend, options)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run

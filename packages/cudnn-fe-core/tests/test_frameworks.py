@@ -69,7 +69,7 @@ def test_tracers_are_jax_arrays() -> None:
 def test_a_framework_that_another_thread_is_still_importing_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     assert framework_of(np.zeros(1)) == "numpy"
-    monkeypatch.setitem(sys.modules, "torch", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert framework_of(np.zeros(1)) == "numpy"
 
 

@@ -7,6 +7,7 @@ import struct
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_partial_rows_need_a_contiguous_along_k() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("epilogue", ["identity", "swiglu"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float32"])
-def test_every_tile_that_can_be_chosen_compiles(dtype: str, epilogue: str) -> None:
+def test_every_tile_that_can_be_chosen_compiles(dtype: str, epilogue: Literal["identity", "swiglu"]) -> None:
     tiles = {
         choose_tile(m, n, k, 1, dtype=dtype, epilogue=epilogue, multiprocessors=132)
         for m in (1, 17, 64, 65, 256, 1024, 8192, 16384)

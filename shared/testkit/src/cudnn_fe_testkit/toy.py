@@ -12,7 +12,7 @@ from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DeviceError, ShapeError, StrideError
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.core.op import Kernel, Op, Problem
-from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
+from cudnn_fe.core.tensor import TRACED, TensorSpec, contiguous_strides
 
 __all__ = ["GRADIENT", "TOY", "Toy", "ToySpec", "kernel", "toy", "toy_op"]
 
@@ -21,7 +21,7 @@ KERNEL_MODULE = "cudnn_fe_testkit.toy_kernel"
 
 @dataclass(frozen=True)
 class Toy(Problem):
-    """One call: x (rows, columns), contiguous along the columns, and optionally bias (columns,)."""
+    """One call: x (rows, columns), contiguous along either, and optionally bias (columns,)."""
 
     operands: ClassVar[tuple[str, ...]] = ("x", "bias")
     optional: ClassVar[frozenset[str]] = frozenset({"bias"})
@@ -38,12 +38,12 @@ class Toy(Problem):
         x, bias = operands
         assert x is not None
         x.require_rank(2, "(rows, columns)")
-        if not x.dense_in(1):
-            raise StrideError(x.name, got=str(x.strides), wanted="contiguous columns", remedy="copy it")
+        if not (x.dense_in(0) or x.dense_in(1)):
+            raise StrideError(x.name, got=str(x.strides), wanted="contiguous rows or columns", remedy="copy it")
         if bias is not None:
             if bias.shape != (x.shape[1],):
                 raise ShapeError(bias.name, got=str(bias.shape), wanted=f"({x.shape[1]},)", remedy="pass a row")
-            if bias.device != x.device:
+            if bias.device != x.device and TRACED not in (bias.device, x.device):
                 raise DeviceError(bias.name, got=bias.device, wanted=x.device, remedy="move it")
         window = tuple(options.get("window", ()))
         return cls(

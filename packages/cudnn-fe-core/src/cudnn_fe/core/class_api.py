@@ -129,18 +129,33 @@ def _check_overlap(tensors: tuple[Any, ...], specs: list[TensorSpec], input_coun
     refuse_overlap(placed[:input_count], placed[input_count:])
 
 
+def _present(inputs: tuple[Any, ...], specs: list[TensorSpec], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The tensors of a call, one for each spec; absent inputs are left out."""
+    tensors = inputs + outputs
+    if len(tensors) != len(specs):
+        tensors = tuple([tensor for tensor in inputs if tensor is not None]) + outputs
+    if len(tensors) != len(specs):
+        raise ShapeError(
+            "execute",
+            got=f"{len(tensors)} tensors",
+            wanted=f"{len(specs)}, as many as there were samples: {', '.join(spec.name for spec in specs)}",
+            remedy="pass the optional tensors that the samples had, and no others",
+        )
+    return tensors
+
+
 def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec]) -> Launch:
     """Launch on torch tensors, or on anything else with DLPack, after cheap checks against the samples."""
     import torch  # TVM-FFI takes its stream from torch
 
     index = int(problem.device.partition(":")[2])
-    expected = [(spec.shape, spec.strides, getattr(torch, spec.dtype.torch)) for spec in specs]
+    expected = [(spec, torch.Size(spec.shape), spec.strides, getattr(torch, spec.dtype.torch)) for spec in specs]
     checked: set[tuple[int, ...]] = set()
     input_count = len([spec for spec in problem.inputs if spec is not None])
 
     def check(tensors: tuple[Any, ...]) -> None:
-        for tensor, spec, (shape, strides, kind) in zip(tensors, specs, expected, strict=True):
-            if tensor.get_device() != index or tensor.shape != shape or tensor.dtype != kind:
+        for tensor, (spec, shape, strides, kind) in zip(tensors, expected, strict=True):
+            if tensor.get_device() != index or tensor.shape != shape or tensor.dtype is not kind:
                 raise _mismatch(tensor, spec)
             if tensor.stride() != strides and spec_of(tensor, spec.name).strides != strides:
                 raise _mismatch(tensor, spec)
@@ -163,6 +178,8 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         tensors = inputs + outputs
+        if len(tensors) != len(specs):
+            tensors = _present(inputs, specs, outputs)
         try:
             check(tensors)
         except AttributeError:  # not torch's: seen through DLPack, without a copy
@@ -177,12 +194,20 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
     return launch
 
 
+def _operands(problem: Problem, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inputs with None where an optional operand is absent."""
+    given = iter(inputs)
+    return tuple(None if spec is None else next(given) for spec in problem.inputs)
+
+
 def _torch_reference(op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...]) -> None:
     import array_api_compat.torch as xp
     import torch
 
     with torch.no_grad():
-        for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):
+        for output, result in zip(
+            outputs, op.run_reference(problem, xp, *_operands(problem, inputs), *scalars), strict=True
+        ):
             output.copy_(result)
 
 
@@ -191,7 +216,8 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         del stream  # a CPU has none
-        tensors = inputs + outputs
+        tensors = _present(inputs, specs, outputs)
+        inputs = tensors[: len(tensors) - len(outputs)]
         framework = common_framework([spec.name for spec in specs], tensors)
         if framework == "jax":
             raise FrameworkError(
@@ -211,7 +237,9 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
         import numpy as np
 
         with np.errstate(all="ignore"):
-            for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):
+            for output, result in zip(
+                outputs, op.run_reference(problem, xp, *_operands(problem, inputs), *scalars), strict=True
+            ):
                 np.copyto(output, result)
 
     return launch

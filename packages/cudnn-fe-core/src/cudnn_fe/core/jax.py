@@ -7,13 +7,19 @@ from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+from cudnn_fe.core.errors import BackendError, FrameworkError, MissingPackageError, OptionError
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ModuleNotFoundError as error:
+    raise MissingPackageError(
+        "jax", got="no JAX in this environment", wanted="JAX", remedy='pip install "cudnn-fe-core[jax]"'
+    ) from error
 
 from cudnn_fe.core.call import Options, Permuted, bind_operands, physical_order, physical_shape
 from cudnn_fe.core.choose import Choice, choose
 from cudnn_fe.core.device import Device, compile_target
-from cudnn_fe.core.errors import BackendError, FrameworkError, OptionError
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.core.jax_refusal import refusal

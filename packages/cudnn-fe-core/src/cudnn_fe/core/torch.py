@@ -36,11 +36,11 @@ _functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 class TorchPlan:
     """What a call with given shapes does: which backend, which outputs, which compiled function."""
 
-    __slots__ = ("_checked", "backend", "device_index", "function", "op", "outputs", "problem", "scratch")
+    __slots__ = ("_checked", "backend", "device_index", "function", "op", "outputs", "problem", "scratch", "spec")
 
     def __init__(self, op: Op, problem: Problem, backend: str | None) -> None:
         choice = choose(op, problem, backend)
-        self.op, self.problem, self.backend = op, problem, choice.backend
+        self.op, self.problem, self.backend, self.spec = op, problem, choice.backend, choice.spec
         self.device_index = int(problem.device.partition(":")[2]) if problem.device.startswith("cuda") else -1
         self.outputs = [_allocation(spec, problem.device) for spec in problem.outputs]
         self.scratch: list[tuple[Any, ...]] = []
@@ -125,6 +125,10 @@ class TorchOp:
         self.op = op
         self.gradient: Gradient | None = resolve(op.gradient) if op.gradient else None
         self._plans: dict[tuple[Any, ...], TorchPlan] = {}
+
+    def forget_plans(self) -> None:
+        """Choose anew on the next call of every shape."""
+        self._plans.clear()
 
     def plan(self, operands: Tensors, options: Options, backend: str | None) -> TorchPlan:
         """The plan for these operands, made on first use of their shapes, layouts and types."""

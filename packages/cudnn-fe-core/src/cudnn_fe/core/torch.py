@@ -214,7 +214,7 @@ def call_torch(
         _refuse_tangents(op.name, operands)
         if op.gradient and _functorch() and torch.is_grad_enabled():
             return transformed(torch_op(op), operands, options, scalars, backend)
-        return _into(outs, call_library(op.name, operands, options, scalars, backend))
+        return call_library(op, operands, options, scalars, backend, outs)
     runner = torch_op(op)
     if outs is not None:
         return runner.eager(operands, options, scalars, backend, stream, outs)
@@ -236,13 +236,7 @@ def trace_torch(
     """Put an op into the graph that torch.compile or torch.export is tracing."""
     from cudnn_fe.core.torch_library import call_library
 
-    return _into(outs, call_library(op.name, _autocast(_views(operands)), options, scalars, backend))
-
-
-def _into(outs: Tensors | None, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    if outs is None:
-        return results
-    return tuple([r if out is None else out.copy_(r) for out, r in zip(outs, results, strict=True)])
+    return call_library(op, _autocast(_views(operands)), options, scalars, backend, outs)
 
 
 def _refuse_tangents(name: str, operands: Tensors) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
 from cudnn_fe.core.device import cuda_device_count, device
-from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, ShapeError
+from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, OptionError, ShapeError
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.frameworks import common_framework
 from cudnn_fe.core.op import Op, Problem
@@ -30,7 +30,7 @@ class OpClass:
     """
 
     op: ClassVar[Op]
-    _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]]]
+    _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]]
 
     if TYPE_CHECKING:  # the subclasses' signatures are made at run time
 
@@ -40,7 +40,7 @@ class OpClass:
         announce_experimental(type(self).__name__)
         self._arguments: Mapping[str, Any] | None = arguments
         self._problem: Problem | None = None
-        self._outputs: tuple[TensorSpec, ...] = ()
+        self._outputs: tuple[TensorSpec | None, ...] = ()
         self._scalars: tuple[float, ...] = ()
         self._run: Launch | None = None
 
@@ -59,7 +59,10 @@ class OpClass:
             problem, outputs, scalars = type(self)._bind(self._arguments)
             if problem.device == "meta":  # metadata alone: the tensors will be where kernels run
                 place = "cuda:0" if cuda_device_count() else "cpu"
-                problem, outputs = problem.placed(place), tuple(replace(spec, device=place) for spec in outputs)
+                problem, outputs = (
+                    problem.placed(place),
+                    tuple(None if spec is None else replace(spec, device=place) for spec in outputs),
+                )
             choose(self.op, problem)
             self._problem, self._outputs, self._scalars = problem, outputs, scalars
         return True
@@ -78,7 +81,8 @@ class OpClass:
             function = None
             if choice.kernel is not None:
                 function = compiled(choice.kernel.module, choice.spec, device(self._problem.device).arch)
-            self._run = _cuda_launch(self.op, self._problem, function, specs)
+            wanted = tuple(spec is not None for spec in self._outputs)
+            self._run = _cuda_launch(self.op, self._problem, function, specs, wanted)
         else:
             self._run = _reference_launch(self.op, self._problem, specs)
         self._arguments = None
@@ -129,7 +133,24 @@ def _check_overlap(tensors: tuple[Any, ...], specs: list[TensorSpec], input_coun
     refuse_overlap(placed[:input_count], placed[input_count:])
 
 
-def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec]) -> Launch:
+def _present(
+    inputs: tuple[Any, ...], outputs: tuple[Any, ...], specs: list[TensorSpec], input_count: int
+) -> tuple[Any, ...]:
+    """The tensors that are there: as many as the samples were."""
+    tensors = tuple([tensor for tensor in (*inputs, *outputs) if tensor is not None])
+    if len(tensors) != len(specs) or len(inputs) - inputs.count(None) != input_count:
+        raise OptionError(
+            "execute",
+            got=f"{len(tensors)} tensors",
+            wanted=f"those that had samples: {', '.join(spec.name for spec in specs)}",
+            remedy="pass None exactly where the constructor's sample was None",
+        )
+    return tensors
+
+
+def _cuda_launch(
+    op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec], wanted: tuple[bool, ...]
+) -> Launch:
     """Launch on torch tensors, or on anything else with DLPack, after cheap checks against the samples."""
     import torch  # TVM-FFI takes its stream from torch
 
@@ -154,7 +175,9 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
 
     def start(tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> None:
         if function is None:
-            _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars)
+            given, written = iter(tensors[:input_count]), iter(tensors[input_count:])
+            inputs = tuple(None if spec is None else next(given) for spec in problem.inputs)
+            _torch_reference(op, problem, inputs, tuple(next(written) if w else None for w in wanted), scalars)
         elif torch.cuda.current_device() == index:
             function(*tensors, *scalars)
         else:
@@ -162,7 +185,7 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
                 function(*tensors, *scalars)
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
-        tensors = inputs + outputs
+        tensors = _present(inputs, outputs, specs, input_count)
         try:
             check(tensors)
         except AttributeError:  # not torch's: seen through DLPack, without a copy
@@ -183,15 +206,17 @@ def _torch_reference(op: Op, problem: Problem, inputs: Any, outputs: Any, scalar
 
     with torch.no_grad():
         for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):
-            output.copy_(result)
+            if output is not None:
+                output.copy_(result)
 
 
 def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Launch:
     """Run the reference into CPU buffers."""
+    input_count = len([spec for spec in problem.inputs if spec is not None])
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         del stream  # a CPU has none
-        tensors = inputs + outputs
+        tensors = _present(inputs, outputs, specs, input_count)
         framework = common_framework([spec.name for spec in specs], tensors)
         if framework == "jax":
             raise FrameworkError(
@@ -203,7 +228,7 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
         for tensor, spec in zip(tensors, specs, strict=True):
             if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
                 raise _mismatch(tensor, spec)
-        _check_overlap(tensors, specs, len(inputs))
+        _check_overlap(tensors, specs, input_count)
         if framework == "torch":
             _torch_reference(op, problem, inputs, outputs, scalars)
             return
@@ -212,6 +237,7 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
 
         with np.errstate(all="ignore"):
             for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):
-                np.copyto(output, result)
+                if output is not None:
+                    np.copyto(output, result)
 
     return launch

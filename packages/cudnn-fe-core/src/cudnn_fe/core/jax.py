@@ -142,7 +142,7 @@ def _lowered(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str 
         return _by_platform(arrays, refusal(error, problem.outputs), reference)
     if choice.kernel is not None:
         return _by_platform(arrays, partial(_kernel, op, problem, choice, scalars), reference)
-    if backend is not None or problem.degenerate:
+    if backend is not None or problem.degenerate or op.runs_reference_on_gpu:
         return reference(*arrays)
     error = BackendError(
         op.name,
@@ -209,7 +209,7 @@ def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backen
         needed = (True,) * len(op.problem.operands)
         if all(ct is None for ct in dense):
             return (None,) * len(needed)  # zeros
-        return rule.backward(saved, dense, scalars, needed, backend)
+        return rule.pull_back(saved, dense, scalars, needed, backend, options)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run

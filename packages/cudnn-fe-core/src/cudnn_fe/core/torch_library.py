@@ -104,13 +104,18 @@ def _register(runner: TorchOp) -> None:
         rule.check(tuple(t.dtype for t in inputs[:count] if t is not None))
         ctx.save_for_backward(*rule.save(inputs[:count], outputs))
         ctx.set_materialize_grads(False)
-        ctx.call = tuple(inputs[count]), inputs[count + 2] or None, tuple(t.stride() for t in outputs)
+        ctx.call = (
+            _decode_options(tuple(inputs[count + 1])),
+            tuple(inputs[count]),
+            inputs[count + 2] or None,
+            tuple(t.stride() for t in outputs),
+        )
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        scalars, backend, strides = ctx.call
+        options, scalars, backend, strides = ctx.call
         needed = tuple(ctx.needs_input_grad[:count])
         return (
-            *apply_rule(runner, ctx.saved_tensors, cotangents, scalars, needed, backend, strides),
+            *apply_rule(runner, ctx.saved_tensors, cotangents, options, scalars, needed, backend, strides),
             *(None, None, None),
         )
 

@@ -1,0 +1,28 @@
+"""What this family announces to ``cudnn``: public names, legacy names, namespaces, and its ops."""
+
+from __future__ import annotations
+
+from cudnn_fe.core.registry import Family
+
+__all__ = ["FAMILY"]
+
+_BSA = "cudnn_fe.attention.block_sparse"
+_NAMESPACES = "cudnn_fe.attention.namespaces"
+
+FAMILY = Family(
+    name="attention",
+    package="cudnn-fe-attention",
+    op_targets=(f"{_BSA}.op:FORWARD", f"{_BSA}.op:BACKWARD"),
+    exports={
+        "BSA": f"{_NAMESPACES}:BSA",
+        "block_sparse_attention_forward": f"{_BSA}:block_sparse_attention_forward",
+        "block_sparse_attention_backward": f"{_BSA}:block_sparse_attention_backward",
+        "block_sparse_attention_jax": f"{_BSA}:block_sparse_attention_jax",
+        "block_sparse_attention_jax_forward": f"{_BSA}:block_sparse_attention_jax_forward",
+        "block_sparse_attention_jax_backward": f"{_BSA}:block_sparse_attention_jax_backward",
+        "ops.block_sparse_attention_forward": f"{_BSA}:block_sparse_attention_forward",
+        "ops.block_sparse_attention_backward": f"{_BSA}:block_sparse_attention_backward",
+        "ops.block_sparse_attention_forward_jax": f"{_BSA}:block_sparse_attention_jax_forward",
+        "ops.block_sparse_attention_backward_jax": f"{_BSA}:block_sparse_attention_jax_backward",
+    },
+)

@@ -8,6 +8,10 @@ from cudnn_fe.attention.block_sparse import (
     block_sparse_attention_jax_backward,
     block_sparse_attention_jax_forward,
 )
+from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
+from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
+from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
+from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward
 
 __all__ = [
     "__version__",
@@ -16,4 +20,8 @@ __all__ = [
     "block_sparse_attention_jax",
     "block_sparse_attention_jax_backward",
     "block_sparse_attention_jax_forward",
+    "nsa_compression_attention_forward",
+    "nsa_selection_attention_forward",
+    "nsa_sliding_window_attention_forward",
+    "nsa_topk_reduction_forward",
 ]

@@ -7,14 +7,27 @@ from cudnn_fe.core.registry import Family
 __all__ = ["FAMILY"]
 
 _BSA = "cudnn_fe.attention.block_sparse"
+_NSA = "cudnn_fe.attention.nsa"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
 
 FAMILY = Family(
     name="attention",
     package="cudnn-fe-attention",
-    op_targets=(f"{_BSA}.op:FORWARD", f"{_BSA}.op:BACKWARD"),
+    op_targets=(
+        f"{_BSA}.op:FORWARD",
+        f"{_BSA}.op:BACKWARD",
+        f"{_NSA}_compression.op:FORWARD",
+        f"{_NSA}_selection.op:FORWARD",
+        f"{_NSA}_sliding_window.op:FORWARD",
+        f"{_NSA}_topk.op:FORWARD",
+    ),
     exports={
         "BSA": f"{_NAMESPACES}:BSA",
+        "NSA": f"{_NAMESPACES}:NSA",
+        "nsa_compression_attention_forward": f"{_NSA}_compression:nsa_compression_attention_forward",
+        "nsa_selection_attention_forward": f"{_NSA}_selection:nsa_selection_attention_forward",
+        "nsa_sliding_window_attention_forward": f"{_NSA}_sliding_window:nsa_sliding_window_attention_forward",
+        "nsa_topk_reduction_forward": f"{_NSA}_topk:nsa_topk_reduction_forward",
         "block_sparse_attention_forward": f"{_BSA}:block_sparse_attention_forward",
         "block_sparse_attention_backward": f"{_BSA}:block_sparse_attention_backward",
         "block_sparse_attention_jax": f"{_BSA}:block_sparse_attention_jax",

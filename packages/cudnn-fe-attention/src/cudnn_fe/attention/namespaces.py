@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from cudnn_fe.core.namespace import Namespace
 
-__all__ = ["BSA"]
+__all__ = ["BSA", "NSA"]
 
 _BSA = "cudnn_fe.attention.block_sparse"
+_NSA = "cudnn_fe.attention.nsa_legacy"
 
 BSA = Namespace(
     "BSA",
     {
         "block_sparse_attention_forward": f"{_BSA}:block_sparse_attention_forward",
         "block_sparse_attention_backward": f"{_BSA}:block_sparse_attention_backward",
+    },
+)
+
+NSA = Namespace(
+    "NSA",
+    {
+        name: f"{_NSA}:{name}"
+        for name in (
+            "SelectionAttention",
+            "selection_attention_wrapper",
+            "SlidingWindowAttention",
+            "sliding_window_attention_wrapper",
+            "CompressionAttention",
+            "compression_attention_wrapper",
+            "TopKReduction",
+            "topk_reduction_wrapper",
+        )
     },
 )

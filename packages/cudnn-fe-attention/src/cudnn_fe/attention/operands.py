@@ -14,6 +14,7 @@ __all__ = [
     "FLOATS",
     "compact",
     "deliver",
+    "require_flag",
     "require_groups",
     "require_number",
     "require_offsets",
@@ -67,8 +68,8 @@ def require_offsets(spec: TensorSpec, like: TensorSpec | None = None) -> int:
     """Validates cumulative lengths (B+1,) and returns B."""
     require_dtype(spec, "int32", "int64")
     spec.require_rank(1, "(B+1,)")
-    if spec.shape[0] < 1 or (like is not None and like.shape != spec.shape):
-        wanted = "at least one offset" if like is None else f"{like.shape}, the shape of {like.name}"
+    if spec.shape[0] < 2 or (like is not None and like.shape != spec.shape):
+        wanted = "at least two offsets" if like is None else f"{like.shape}, the shape of {like.name}"
         raise ShapeError(spec.name, got=str(spec.shape), wanted=wanted, remedy="pass B+1 offsets that start at 0")
     return spec.shape[0] - 1
 
@@ -125,3 +126,9 @@ def require_number(value: Any, name: str) -> None:
     """Raises OptionError unless ``value`` is an int that is not a bool."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise OptionError(name, got=repr(value), wanted="an int", remedy="pass a Python int")
+
+
+def require_flag(value: Any, name: str) -> None:
+    """Raises OptionError unless ``value`` is a bool."""
+    if not isinstance(value, bool):
+        raise OptionError(name, got=repr(value), wanted="True or False", remedy="pass a Python bool")

@@ -8,6 +8,7 @@ from cudnn_fe.attention.block_sparse import (
     block_sparse_attention_jax_backward,
     block_sparse_attention_jax_forward,
 )
+from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
@@ -20,6 +21,8 @@ __all__ = [
     "block_sparse_attention_jax",
     "block_sparse_attention_jax_backward",
     "block_sparse_attention_jax_forward",
+    "hstu_attention_backward",
+    "hstu_attention_forward",
     "nsa_compression_attention_forward",
     "nsa_selection_attention_forward",
     "nsa_sliding_window_attention_forward",

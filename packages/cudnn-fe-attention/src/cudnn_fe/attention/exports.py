@@ -7,6 +7,7 @@ from cudnn_fe.core.registry import Family
 __all__ = ["FAMILY"]
 
 _BSA = "cudnn_fe.attention.block_sparse"
+_HSTU = "cudnn_fe.attention.hstu"
 _NSA = "cudnn_fe.attention.nsa"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
 
@@ -20,10 +21,14 @@ FAMILY = Family(
         f"{_NSA}_selection.op:FORWARD",
         f"{_NSA}_sliding_window.op:FORWARD",
         f"{_NSA}_topk.op:FORWARD",
+        f"{_HSTU}.op:FORWARD",
+        f"{_HSTU}.op:BACKWARD",
     ),
     exports={
         "BSA": f"{_NAMESPACES}:BSA",
         "NSA": f"{_NAMESPACES}:NSA",
+        "hstu_attention_forward": f"{_HSTU}:hstu_attention_forward",
+        "hstu_attention_backward": f"{_HSTU}:hstu_attention_backward",
         "nsa_compression_attention_forward": f"{_NSA}_compression:nsa_compression_attention_forward",
         "nsa_selection_attention_forward": f"{_NSA}_selection:nsa_selection_attention_forward",
         "nsa_sliding_window_attention_forward": f"{_NSA}_sliding_window:nsa_sliding_window_attention_forward",

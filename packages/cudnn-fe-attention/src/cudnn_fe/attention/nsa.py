@@ -7,8 +7,7 @@ from typing import Any
 from cudnn_fe.attention.operands import compact, require_groups, require_offsets
 from cudnn_fe.core.call import physical_order
 from cudnn_fe.core.dtypes import DType, dtype
-from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError
-from cudnn_fe.core.op import Problem
+from cudnn_fe.core.errors import DTypeError, ShapeError
 from cudnn_fe.core.require import require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -16,12 +15,9 @@ __all__ = [
     "PACKED",
     "PADDED",
     "SOURCE",
-    "batch_first",
     "check_float32",
-    "check_samples",
     "like_queries",
     "require_pair",
-    "require_positive",
     "require_qkv",
     "row_statistic",
     "statistics_dtype",
@@ -75,31 +71,8 @@ def row_statistic(name: str, q: TensorSpec, *, flat: bool) -> TensorSpec:
     return compact(name, shape, statistics_dtype(q), q.device)
 
 
-def batch_first(xp: Any, x: Any) -> Any:
-    """Packed (T, H, D) as one sequence (1, H, T, D); padded operands as they are."""
-    return x if x.ndim == 4 else xp.permute_dims(x, (1, 0, 2))[None]
-
-
 def check_float32(**given: Any) -> None:
     """Raises DTypeError unless every named accumulator type is float32."""
     for name, value in given.items():
         if dtype(value, operand=name).name != "float32":
             raise DTypeError(name, got=str(value), wanted="float32", remedy="leave it at its default")
-
-
-def check_samples(problem: Problem, samples: tuple[TensorSpec | None, ...]) -> tuple[TensorSpec | None, ...]:
-    """The samples of a class's outputs, checked against the problem's."""
-    for sample, wanted in zip(samples, problem.outputs, strict=True):
-        if sample is None:
-            continue
-        if sample.shape != wanted.shape:
-            raise ShapeError(sample.name, got=str(sample.shape), wanted=str(wanted.shape), remedy="allocate that shape")
-        if sample.dtype != wanted.dtype:
-            raise DTypeError(sample.name, got=str(sample.dtype), wanted=str(wanted.dtype), remedy="allocate that dtype")
-    return samples
-
-
-def require_positive(value: Any, name: str) -> None:
-    """Raises OptionError unless ``value`` is an int above 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(name, got=repr(value), wanted="an int above 0", remedy="pass a Python int")

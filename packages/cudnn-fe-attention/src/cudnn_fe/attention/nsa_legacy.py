@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cudnn_fe.attention.nsa import check_samples
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_compression.op import FORWARD as COMPRESSION
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
@@ -14,6 +13,7 @@ from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_f
 from cudnn_fe.attention.nsa_sliding_window.op import FORWARD as SLIDING_WINDOW
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward
 from cudnn_fe.attention.nsa_topk.op import FORWARD as TOP_K
+from cudnn_fe.attention.operands import check_samples
 from cudnn_fe.core.legacy import LegacyClass, LegacyFunction, make_class, make_function
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec, spec_of

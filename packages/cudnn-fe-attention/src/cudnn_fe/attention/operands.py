@@ -7,17 +7,19 @@ from typing import Any
 from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, ShapeError
 from cudnn_fe.core.frameworks import framework_of
+from cudnn_fe.core.op import Problem
 from cudnn_fe.core.require import require_dtype, require_rows, require_same_device
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, spec_of
 
 __all__ = [
     "FLOATS",
+    "check_samples",
     "compact",
     "deliver",
     "require_flag",
     "require_groups",
-    "require_number",
     "require_offsets",
+    "require_positive",
     "require_same_dtype",
     "require_streamable",
 ]
@@ -122,13 +124,25 @@ def _copy(buffer: Any, result: Any, stream: Any) -> None:
         buffer.record_stream(launch)
 
 
-def require_number(value: Any, name: str) -> None:
-    """Raises OptionError unless ``value`` is an int that is not a bool."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise OptionError(name, got=repr(value), wanted="an int", remedy="pass a Python int")
-
-
 def require_flag(value: Any, name: str) -> None:
     """Raises OptionError unless ``value`` is a bool."""
     if not isinstance(value, bool):
         raise OptionError(name, got=repr(value), wanted="True or False", remedy="pass a Python bool")
+
+
+def check_samples(problem: Problem, samples: tuple[TensorSpec | None, ...]) -> tuple[TensorSpec | None, ...]:
+    """The samples of a class's outputs, checked against the problem's."""
+    for sample, wanted in zip(samples, problem.outputs, strict=True):
+        if sample is None:
+            continue
+        if sample.shape != wanted.shape:
+            raise ShapeError(sample.name, got=str(sample.shape), wanted=str(wanted.shape), remedy="allocate that shape")
+        if sample.dtype != wanted.dtype:
+            raise DTypeError(sample.name, got=str(sample.dtype), wanted=str(wanted.dtype), remedy="allocate that dtype")
+    return samples
+
+
+def require_positive(value: Any, name: str) -> None:
+    """Raises OptionError unless ``value`` is an int above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(name, got=repr(value), wanted="an int above 0", remedy="pass a Python int")

@@ -7,7 +7,7 @@ from typing import Any
 
 from cudnn_fe.attention.arrays import astype, index_range, take
 
-__all__ = ["Rows", "offsets_of", "rows_of", "same_sequence"]
+__all__ = ["Rows", "batch_first", "offsets_of", "rows_of", "same_sequence"]
 
 
 @dataclass(frozen=True)
@@ -57,3 +57,8 @@ def rows_of(xp: Any, offsets: Any, count: int, lengths: Any = None) -> Rows:
 def same_sequence(queries: Rows, keys: Rows) -> Any:
     """Whether query and key belong to one sequence: (M, N)."""
     return (queries.sequence[:, None] == keys.sequence) & queries.valid[:, None] & keys.valid
+
+
+def batch_first(xp: Any, x: Any) -> Any:
+    """Packed (T, H, D) as one sequence (1, H, T, D); padded operands as they are."""
+    return x if x.ndim == 4 else xp.permute_dims(x, (1, 0, 2))[None]

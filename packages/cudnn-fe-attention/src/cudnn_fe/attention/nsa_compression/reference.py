@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.attention.arrays import every, index_range, narrow, wide
-from cudnn_fe.attention.nsa import batch_first
 from cudnn_fe.attention.pieces import Visible, attend, log_sum_exp
-from cudnn_fe.attention.sequences import rows_of, same_sequence
+from cudnn_fe.attention.sequences import batch_first, rows_of, same_sequence
 
 if TYPE_CHECKING:
     from cudnn_fe.attention.nsa_compression.op import CompressionAttention

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from cudnn_fe.attention.nsa import PACKED, PADDED, SOURCE, require_positive, require_qkv, statistics_dtype
-from cudnn_fe.attention.operands import FLOATS, compact, require_flag, require_offsets, require_streamable
+from cudnn_fe.attention.nsa import PACKED, PADDED, SOURCE, require_qkv, statistics_dtype
+from cudnn_fe.attention.operands import (
+    FLOATS,
+    compact,
+    require_flag,
+    require_offsets,
+    require_positive,
+    require_streamable,
+)
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.op import Op, Problem, TensorRule

@@ -6,9 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.attention.arrays import index_range, sweep, take, wide
-from cudnn_fe.attention.nsa import batch_first
 from cudnn_fe.attention.pieces import join_rows, rows_per_step, scores
-from cudnn_fe.attention.sequences import Rows, rows_of
+from cudnn_fe.attention.sequences import Rows, batch_first, rows_of
 from cudnn_fe.attention.top_k import along_last, best_first
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Runs every check that needs no test: format, lint, types, import rules, workflow files, pins, changelogs.
+"""Runs every check that needs no test: format, lint, types, import rules, workflow files, pins, stubs, changelogs.
 
     uv run python tools/check.py            # everything
     uv run python tools/check.py types      # the named steps only
@@ -72,6 +72,10 @@ def _pins() -> Iterator[Command]:
     yield _python("tools/pin.py", "--check")
 
 
+def _stubs() -> Iterator[Command]:
+    yield _python("tools/stubs.py", "--check")
+
+
 def _changelogs() -> Iterator[Command]:
     yield _python("tools/release.py", "--check")
 
@@ -83,6 +87,7 @@ STEPS: dict[str, Callable[[], Iterator[Command]]] = {
     "imports": _imports,
     "workflows": _workflows,
     "pins": _pins,
+    "stubs": _stubs,
     "changelogs": _changelogs,
 }
 

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from cudnn_fe.attention import hstu_attention_backward, hstu_attention_forward
+from cudnn_fe import attention
 from cudnn_fe.attention.hstu.legacy import HSTUBwd, HSTUBwdSm100, HSTUFwdSm100
 from cudnn_fe_testkit.attention import attention_tolerance, double
 from cudnn_fe_testkit.compare import assert_close, to_float64
 from cudnn_fe_testkit.inputs import Framework, convert, normal
+
+# Arguments are spread from lists and tables here, which the type checker cannot count.
+hstu_attention_backward: Any = attention.hstu_attention_backward
+hstu_attention_forward: Any = attention.hstu_attention_forward
 
 FRAMEWORKS: tuple[Framework, ...] = ("numpy", "torch", "jax")
 LENGTHS = ((7, 9), (0, 4), (5, 0), (1, 12), (9, 3))  # (queries, keys), with none of either, and more queries than keys
@@ -48,7 +52,7 @@ def masks(window: tuple[int, int], func: Any = None) -> list[torch.Tensor]:
     return found
 
 
-def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, found: list[torch.Tensor]) -> torch.Tensor:
+def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, found: list[torch.Tensor]) -> torch.Tensor:
     """The definition, one sequence at a time, in float64."""
     parts, row, key = [], 0, 0
     for (queries, keys), mask in zip(LENGTHS, found, strict=True):
@@ -81,7 +85,7 @@ WINDOWS = [(-1, -1), (-1, 0), (12, 0), (0, 0), (2, 0), (-1, 3), (1, -1), (3, 2)]
 def test_windows(window: tuple[int, int]) -> None:
     given = make()
     o = run(given, "numpy", window)
-    wanted = exact(double(given[0][:ROWS]), double(given[1][:KEYS]), double(given[2][:KEYS]), masks(window))
+    wanted = exact(double(given[0][:ROWS]), double(given[1][:KEYS]), double(given[2][:KEYS]), found=masks(window))
     assert_close(o[:ROWS], wanted, attention_tolerance("float32", 2, 20))
     assert not o[ROWS:].any()
 
@@ -113,7 +117,7 @@ def test_arbitrary_masks(framework: Framework) -> None:
     given = make()
     o = run(given, framework, func_tensor=convert(func, framework))
     found = masks((-1, -1), func)
-    wanted = exact(double(given[0][:ROWS]), double(given[1][:KEYS]), double(given[2][:KEYS]), found)
+    wanted = exact(double(given[0][:ROWS]), double(given[1][:KEYS]), double(given[2][:KEYS]), found=found)
     assert_close(o[:ROWS], wanted, attention_tolerance("float32", 2, 20))
 
 

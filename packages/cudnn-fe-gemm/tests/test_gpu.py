@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cudnn_fe.core.compile import compile_counts
+from cudnn_fe.core.errors import AlignmentError
 from cudnn_fe.core.torch import torch_op
 from cudnn_fe.gemm import gemm_swiglu_backward, gemm_swiglu_forward, gemm_swiglu_jax_forward
 from cudnn_fe.gemm.dswiglu import dswiglu
@@ -63,7 +64,8 @@ def _poisoned_memory() -> Iterator[None]:
 SHAPES = [
     (m, k, batch) for m in (0, 1, 7, 127, 128, 4097) for k, batch in ((64, 1), (333, 3), (520, 3), (1, 1), (0, 1))
 ]
-OUTPUTS = {"float32": ("float32", "bfloat16"), "float16": ("float16", "float16"), "bfloat16": ("bfloat16", "bfloat16")}
+# Result types, each at least twice; with the defaults (float32, float16) in the other tests, all are met.
+OUTPUTS = {"bfloat16": ("bfloat16", "bfloat16"), "float16": ("float16", "float16"), "float32": ("float32", "bfloat16")}
 
 
 @pytest.mark.parametrize("backend", ["auto", "portable"])
@@ -73,19 +75,18 @@ OUTPUTS = {"float32": ("float32", "bfloat16"), "float16": ("float16", "float16")
 @pytest.mark.parametrize("kind", DTYPES)
 def test_grid_against_float64(kind: str, a_major: str, b_major: str, c_major: str, backend: str) -> None:
     """Every dtype, every layout, the shapes above; N of one, three and eight column pairs."""
-    outs = [OUTPUTS["bfloat16"], OUTPUTS["float32"]] if kind != "float16" else [OUTPUTS["float16"]]
-    for ab12_dtype, c_dtype in outs[: 1 if backend == "portable" else 2]:
-        for index, (m, k, batch) in enumerate(SHAPES):
-            n = (64, 192, 512)[index % 3]
-            a, b = random(m, k, batch, kind, a_major, seed=index), random(n, k, batch, kind, b_major, seed=index + 99)
-            out = gemm_swiglu_forward(a, b, 0.75, c_major, ab12_dtype=ab12_dtype, c_dtype=c_dtype, backend=backend)
-            ab12, c = exact(a.double(), b.double(), 0.75)
-            where = f"{m=} {n=} {k=} {batch=}"
-            error = rel_rms(out["ab12_tensor"], ab12)
-            assert error <= gemm_tolerance(k, kind, ab12_dtype), f"AB12 {where}: {error:.2e}"
-            error = rel_rms(out["c_tensor"], c)
-            assert error <= c_tolerance(k, kind, c_dtype), f"C {where}: {error:.2e}"
-            assert m < 2 or out["c_tensor"].stride(1 if c_major == "n" else 0) == 1
+    ab12_dtype, c_dtype = OUTPUTS.get(kind, ("bfloat16", "float16"))
+    for index, (m, k, batch) in enumerate(SHAPES):
+        n = (64, 192, 512)[index % 3]
+        a, b = random(m, k, batch, kind, a_major, seed=index), random(n, k, batch, kind, b_major, seed=index + 99)
+        out = gemm_swiglu_forward(a, b, 0.75, c_major, ab12_dtype=ab12_dtype, c_dtype=c_dtype, backend=backend)
+        ab12, c = exact(a.double(), b.double(), 0.75)
+        where = f"{m=} {n=} {k=} {batch=}"
+        error = rel_rms(out["ab12_tensor"], ab12)
+        assert error <= gemm_tolerance(k, kind, ab12_dtype), f"AB12 {where}: {error:.2e}"
+        error = rel_rms(out["c_tensor"], c)
+        assert error <= c_tolerance(k, kind, c_dtype), f"C {where}: {error:.2e}"
+        assert m < 2 or out["c_tensor"].stride(1 if c_major == "n" else 0) == 1
 
 
 def test_the_expected_backend_serves() -> None:
@@ -193,6 +194,16 @@ def test_a_graph_replays_with_new_data() -> None:
     ab12, _ = exact(a.double(), b.double())
     for result in (captured[0], buffers[0]):
         assert rel_rms(result, ab12) <= gemm_tolerance(512, "bfloat16", "float32")
+
+
+def test_a_buffer_less_aligned_than_its_sample_is_refused() -> None:
+    a, b = random(64, 64, 1, "bfloat16"), random(64, 64, 1, "bfloat16", seed=1)
+    ab12, c, _, _ = gemm_swiglu_forward(a, b)
+    op = GemmSwigluSm100(a, b, ab12, c)
+    op.compile()
+    shifted = torch.zeros(64 * 64 + 1, device=CUDA, dtype=torch.bfloat16)[1:].view(64, 64, 1)
+    with pytest.raises(AlignmentError, match="a_tensor: got a pointer aligned to 2 bytes, wanted 16 bytes"):
+        op.execute(shifted, b, ab12, c)
 
 
 @pytest.mark.parametrize("form", ["torch", "handle"])

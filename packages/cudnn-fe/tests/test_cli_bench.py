@@ -12,11 +12,12 @@ import torch
 from typer.testing import CliRunner
 
 from cudnn._cli.app import app
-from cudnn._cli.bench.contenders import Case, Contender, contenders
+from cudnn._cli.bench import timing
 from cudnn._cli.bench.rows import load_rows, save_rows
 from cudnn._cli.bench.shapes import MODEL_SHAPES, Shape
 from cudnn._cli.bench.timing import ROTATION_BYTES, rotation, time_alternating
-from cudnn._cli.bench.verify import objection
+from cudnn._cli.bench.torch_contenders import Case, Contender, contenders
+from cudnn._cli.bench.torch_verify import objection
 from cudnn_fe import gemm
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
@@ -117,6 +118,56 @@ def test_contenders_take_turns_and_operands_rotate() -> None:
     assert Counter(name for name, _ in timed) == {"a": 6, "b": 6, "c": 6}
     assert [name for name, _ in timed[:6]] == ["a", "b", "c", "b", "c", "a"]
     assert {index for _, index in timed} == {0, 1}
+
+
+class FakeGpu:
+    """A GPU that runs what the host launches, in order, on a clock of its own."""
+
+    def __init__(self, launch_seconds: float) -> None:
+        self.host = self.device = 0.0
+        self.launch_seconds = launch_seconds
+
+    def kernel(self, seconds: float) -> None:
+        self.host += self.launch_seconds
+        self.device = max(self.device, self.host) + seconds
+
+    def _sleep(self, cycles: int) -> None:
+        self.kernel(cycles / 2e9)
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.device)
+
+    def Event(self, enable_timing: bool) -> FakeEvent:  # noqa: N802
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu, self.at = gpu, 0.0
+
+    def record(self) -> None:
+        self.at = max(self.gpu.device, self.gpu.host)
+
+    def query(self) -> bool:
+        return self.gpu.host >= self.at
+
+    def synchronize(self) -> None:
+        self.gpu.host = max(self.gpu.host, self.at)
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return (end.at - self.at) * 1e3
+
+
+@pytest.mark.parametrize("launch_us", [1, 30, 200])
+def test_gpu_times_are_the_devices_however_slow_the_host_is(launch_us: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(launch_us * 1e-6)
+    monkeypatch.setattr(timing, "_cuda", lambda: gpu)
+    monkeypatch.setattr(timing, "sm_clock_mhz", lambda: 1980)
+    lengths = (5e-6, 40e-6, 3e-3)
+    calls = [lambda i, seconds=seconds: gpu.kernel(seconds) for seconds in lengths]
+    found = time_alternating(calls, 2, rounds=4, cuda=True)
+    assert [row.microseconds for row in found] == pytest.approx([5, 40, 3000], rel=0.01)
+    assert {(row.rounds, row.clock_mhz) for row in found} == {(4, 1980)}
 
 
 def test_rotation_exceeds_the_cache() -> None:

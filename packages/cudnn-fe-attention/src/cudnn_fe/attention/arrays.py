@@ -100,7 +100,7 @@ def sweep(xp: Any, count: int, body: Callable[[Any, Any], tuple[Any, tuple[Any, 
     if xp.__name__ == "jax.numpy":
         import jax  # xp is its namespace
 
-        return jax.lax.scan(body, carry, xp.arange(count))  # type: ignore[no-any-return]
+        return jax.lax.scan(body, carry, xp.arange(count))
     steps = []
     for position in range(count):
         carry, results = body(carry, position)

@@ -137,7 +137,7 @@ def _numbers(op: Op, scalars: tuple[Any, ...]) -> tuple[float, ...]:
     return tuple(float(value) for value in scalars)
 
 
-def _frozen(options: Options) -> Options:
+def _frozen(options: tuple[tuple[str, Any], ...]) -> Options:
     """Options with lists as tuples, hashable."""
     pairs = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in options)
     for name, value in pairs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
 from cudnn_fe.core.device import cuda_device_count, device
-from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, OptionError, ShapeError
+from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, ShapeError
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.frameworks import common_framework
 from cudnn_fe.core.op import Op, Problem
@@ -59,10 +59,8 @@ class OpClass:
             problem, outputs, scalars = type(self)._bind(self._arguments)
             if problem.device == "meta":  # metadata alone: the tensors will be where kernels run
                 place = "cuda:0" if cuda_device_count() else "cpu"
-                problem, outputs = (
-                    problem.placed(place),
-                    tuple(None if spec is None else replace(spec, device=place) for spec in outputs),
-                )
+                moved = (spec and replace(spec, device=place) for spec in outputs)
+                problem, outputs = problem.placed(place), tuple(moved)
             choose(self.op, problem)
             self._problem, self._outputs, self._scalars = problem, outputs, scalars
         return True
@@ -76,15 +74,15 @@ class OpClass:
             self.check_support()
         assert self._problem is not None
         specs = [spec for spec in (*self._problem.inputs, *self._outputs) if spec is not None]
+        wanted = tuple(spec is not None for spec in self._outputs)
         if self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
             function = None
             if choice.kernel is not None:
                 function = compiled(choice.kernel.module, choice.spec, device(self._problem.device).arch)
-            wanted = tuple(spec is not None for spec in self._outputs)
             self._run = _cuda_launch(self.op, self._problem, function, specs, wanted)
         else:
-            self._run = _reference_launch(self.op, self._problem, specs)
+            self._run = _reference_launch(self.op, self._problem, specs, wanted)
         self._arguments = None
 
     def _require_compiled(self) -> Launch:
@@ -133,17 +131,17 @@ def _check_overlap(tensors: tuple[Any, ...], specs: list[TensorSpec], input_coun
     refuse_overlap(placed[:input_count], placed[input_count:])
 
 
-def _present(
-    inputs: tuple[Any, ...], outputs: tuple[Any, ...], specs: list[TensorSpec], input_count: int
-) -> tuple[Any, ...]:
-    """The tensors that are there: as many as the samples were."""
-    tensors = tuple([tensor for tensor in (*inputs, *outputs) if tensor is not None])
-    if len(tensors) != len(specs) or len(inputs) - inputs.count(None) != input_count:
-        raise OptionError(
+def _present(inputs: tuple[Any, ...], specs: list[TensorSpec], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The tensors of a call, one for each spec; absent inputs and outputs are left out."""
+    tensors = inputs + outputs
+    if len(tensors) != len(specs):
+        tensors = tuple([tensor for tensor in tensors if tensor is not None])
+    if len(tensors) != len(specs):
+        raise ShapeError(
             "execute",
             got=f"{len(tensors)} tensors",
-            wanted=f"those that had samples: {', '.join(spec.name for spec in specs)}",
-            remedy="pass None exactly where the constructor's sample was None",
+            wanted=f"{len(specs)}, as many as there were samples: {', '.join(spec.name for spec in specs)}",
+            remedy="pass the optional tensors that the samples had, and no others",
         )
     return tensors
 
@@ -155,13 +153,13 @@ def _cuda_launch(
     import torch  # TVM-FFI takes its stream from torch
 
     index = int(problem.device.partition(":")[2])
-    expected = [(spec.shape, spec.strides, getattr(torch, spec.dtype.torch)) for spec in specs]
+    expected = [(spec, torch.Size(spec.shape), spec.strides, getattr(torch, spec.dtype.torch)) for spec in specs]
     checked: set[tuple[int, ...]] = set()
     input_count = len([spec for spec in problem.inputs if spec is not None])
 
     def check(tensors: tuple[Any, ...]) -> None:
-        for tensor, spec, (shape, strides, kind) in zip(tensors, specs, expected, strict=True):
-            if tensor.get_device() != index or tensor.shape != shape or tensor.dtype != kind:
+        for tensor, (spec, shape, strides, kind) in zip(tensors, expected, strict=True):
+            if tensor.get_device() != index or tensor.shape != shape or tensor.dtype is not kind:
                 raise _mismatch(tensor, spec)
             if tensor.stride() != strides and spec_of(tensor, spec.name).strides != strides:
                 raise _mismatch(tensor, spec)
@@ -175,9 +173,7 @@ def _cuda_launch(
 
     def start(tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> None:
         if function is None:
-            given, written = iter(tensors[:input_count]), iter(tensors[input_count:])
-            inputs = tuple(None if spec is None else next(given) for spec in problem.inputs)
-            _torch_reference(op, problem, inputs, tuple(next(written) if w else None for w in wanted), scalars)
+            _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars, wanted)
         elif torch.cuda.current_device() == index:
             function(*tensors, *scalars)
         else:
@@ -185,7 +181,9 @@ def _cuda_launch(
                 function(*tensors, *scalars)
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
-        tensors = _present(inputs, outputs, specs, input_count)
+        tensors = inputs + outputs
+        if len(tensors) != len(specs):
+            tensors = _present(inputs, specs, outputs)
         try:
             check(tensors)
         except AttributeError:  # not torch's: seen through DLPack, without a copy
@@ -200,23 +198,35 @@ def _cuda_launch(
     return launch
 
 
-def _torch_reference(op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...]) -> None:
+def _results(
+    op: Op, problem: Problem, xp: Any, inputs: Any, scalars: tuple[float, ...], wanted: tuple[bool, ...]
+) -> list[Any]:
+    """What the definition gives for the buffers that are there; absent optional operands are None to it."""
+    given = iter(inputs)
+    operands = (None if spec is None else next(given) for spec in problem.inputs)
+    results = op.run_reference(problem, xp, *operands, *scalars)
+    return [result for result, there in zip(results, wanted, strict=True) if there]
+
+
+def _torch_reference(
+    op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...], wanted: tuple[bool, ...]
+) -> None:
     import array_api_compat.torch as xp
     import torch
 
     with torch.no_grad():
-        for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):
-            if output is not None:
-                output.copy_(result)
+        for output, result in zip(outputs, _results(op, problem, xp, inputs, scalars, wanted), strict=True):
+            output.copy_(result)
 
 
-def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Launch:
+def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec], wanted: tuple[bool, ...]) -> Launch:
     """Run the reference into CPU buffers."""
     input_count = len([spec for spec in problem.inputs if spec is not None])
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         del stream  # a CPU has none
-        tensors = _present(inputs, outputs, specs, input_count)
+        tensors = _present(inputs, specs, outputs)
+        inputs, outputs = tensors[:input_count], tensors[input_count:]
         framework = common_framework([spec.name for spec in specs], tensors)
         if framework == "jax":
             raise FrameworkError(
@@ -230,14 +240,13 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
                 raise _mismatch(tensor, spec)
         _check_overlap(tensors, specs, input_count)
         if framework == "torch":
-            _torch_reference(op, problem, inputs, outputs, scalars)
+            _torch_reference(op, problem, inputs, outputs, scalars, wanted)
             return
         import array_api_compat.numpy as xp
         import numpy as np
 
         with np.errstate(all="ignore"):
-            for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):
-                if output is not None:
-                    np.copyto(output, result)
+            for output, result in zip(outputs, _results(op, problem, xp, inputs, scalars, wanted), strict=True):
+                np.copyto(output, result)
 
     return launch

@@ -186,8 +186,13 @@ def _sources(module: str) -> set[Path]:
 
 
 def _source_of(module: str) -> Path | None:
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # a name that is no module, imported from one
-        return None
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    """The module's file, found without importing its parents: a kernel's would import the DSL."""
+    root, *rest = module.split(".")
+    spec = importlib.util.find_spec(root)
+    if spec is None or not rest:
+        return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    for place in spec.submodule_search_locations or ():
+        for path in (Path(place, *rest[:-1], f"{rest[-1]}.py"), Path(place, *rest, "__init__.py")):
+            if path.is_file():
+                return path
+    return None

@@ -63,6 +63,7 @@ def common_framework(names: Sequence[str], arrays: Sequence[Any]) -> Framework:
         FrameworkError: The arrays come from several frameworks, or there are none.
     """
     found: Framework | None = None
+    first = 0
     for position, array in enumerate(arrays):
         if array is None:
             continue
@@ -70,15 +71,17 @@ def common_framework(names: Sequence[str], arrays: Sequence[Any]) -> Framework:
         framework = _known.get(kind)
         if framework is None:
             framework = _known[kind] = framework_of(array, operand=names[position])
-        if framework == found or found is None:
-            found = framework
+        if framework == found:
+            continue
+        if found is None:
+            found, first = framework, position
         elif {framework, found} == {"jax", "numpy"}:
             found = "jax"
         else:
             raise FrameworkError(
                 names[position],
                 got=f"an array of {framework}",
-                wanted=f"an array of {found}, as the operands before it are",
+                wanted=f"an array of {found}, as {names[first]} is",
                 remedy="pass all operands as arrays of one framework",
             )
     if found is None:

@@ -1,4 +1,4 @@
-"""What a GEMM kernel is compiled for, and how a problem's shape picks it: plain data, no kernel, no framework."""
+"""What a GEMM kernel is compiled for: plain data, no kernel, no framework."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class GemmTile:
         split_k: CTAs of a cluster that each sum a part of K for the same output tile.
         group_m: Cluster rows visited together before the order moves on along N; sets what L2 holds.
         persistent_ctas: Most CTAs launched; each then walks over several tiles.
+        fetched_m: Rows of A's tile that are loaded, 0 for all `m`. Fewer only where M is no larger: the other rows of
+            the stage keep what was there, and the products made of them are never stored.
+        early_launch: Start while the stream's previous kernel drains, and let the next one do so (programmatic
+            dependent launch); operands are touched only after the previous kernel has finished.
     """
 
     m: int = 128
@@ -39,6 +43,8 @@ class GemmTile:
     split_k: int = 1
     group_m: int = 8
     persistent_ctas: int = 132
+    fetched_m: int = 0
+    early_launch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,13 +144,13 @@ def _lowered(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str 
         return _by_platform(arrays, partial(_kernel, op, problem, choice, scalars), reference)
     if backend is not None or problem.degenerate or op.runs_reference_on_gpu:
         return reference(*arrays)
-    error = BackendError(
+    no_target = BackendError(
         op.name,
         got="lowering for CUDA on a machine without a GPU",
         wanted="an architecture to compile for",
         remedy='set CUTE_DSL_ARCH, e.g. to sm_90a, or pass backend="reference" to run the definition itself',
     )
-    return _by_platform(arrays, refusal(error, problem.outputs), reference)
+    return _by_platform(arrays, refusal(no_target, problem.outputs), reference)
 
 
 def _by_platform(arrays: Arrays, cuda: Callable[..., Arrays], reference: Callable[..., Arrays]) -> Arrays:

@@ -168,8 +168,9 @@ def _torch_spec(array: Any, name: str) -> tuple[TensorSpec, int]:
             remedy="call to_dense() on the operand",
         )
     try:
-        pointer = array.data_ptr() if device.type in ("cuda", "cpu") else 0
-    except RuntimeError:  # fake and functional tensors have no storage
+        fake = getattr(array, "fake_mode", None) is not None  # asking these for a pointer warns
+        pointer = array.data_ptr() if device.type in ("cuda", "cpu") and not fake else 0
+    except RuntimeError:  # functional and batched tensors have no storage of their own
         pointer = 0
     shape = tuple(array.shape)  # symbolic extents stay so, else torch.compile would compile every M anew
     spec = TensorSpec(shape, tuple(array.stride()), dtype(array.dtype, operand=name), place, _alignment(pointer), name)

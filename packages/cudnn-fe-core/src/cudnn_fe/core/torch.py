@@ -19,7 +19,6 @@ from cudnn_fe.core.op import Op, Problem, resolve
 from cudnn_fe.core.settings import settings
 from cudnn_fe.core.streams import torch_stream
 from cudnn_fe.core.torch_autograd import differentiable, transformed, underivable
-from cudnn_fe.core.torch_library import call_library
 
 __all__ = ["TorchOp", "TorchPlan", "call_torch", "torch_op", "trace_torch"]
 
@@ -154,6 +153,8 @@ def call_torch(
     if _autocast_anywhere():
         operands = _autocast(operands)
     if not direct:
+        from cudnn_fe.core.torch_library import call_library  # imports torch's compiler, which takes seconds
+
         _refuse_tangents(op.name, operands)
         if op.gradient and _functorch() and torch.is_grad_enabled():
             return transformed(torch_op(op), operands, options, scalars, backend)
@@ -170,6 +171,8 @@ def trace_torch(
     op: Op, operands: tuple[Any, ...], options: Options, scalars: tuple[float, ...], backend: str | None
 ) -> tuple[torch.Tensor, ...]:
     """Put an op into the graph that torch.compile or torch.export is tracing."""
+    from cudnn_fe.core.torch_library import call_library
+
     return call_library(op.name, _autocast(_views(operands)), options, scalars, backend)
 
 

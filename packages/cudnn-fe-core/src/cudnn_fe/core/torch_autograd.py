@@ -24,7 +24,7 @@ def differentiable(
     """Run an op that has a derivative rule, recording it."""
     assert runner.gradient is not None
     runner.gradient.check(tuple(t.dtype for t in operands if t is not None))
-    return tuple(_Differentiable.apply(runner, options, scalars, backend, stream, *operands))  # type: ignore[no-untyped-call]
+    return tuple(_Differentiable.apply(runner, options, scalars, backend, stream, *operands))
 
 
 def transformed(
@@ -33,7 +33,7 @@ def transformed(
     """`differentiable` inside torch.func's transforms, which want forward and bookkeeping apart."""
     assert runner.gradient is not None
     runner.gradient.check(tuple(t.dtype for t in operands if t is not None))
-    return tuple(_Transformed.apply(runner, options, scalars, backend, *operands))  # type: ignore[no-untyped-call]
+    return tuple(_Transformed.apply(runner, options, scalars, backend, *operands))
 
 
 def underivable(name: str, results: tuple[Any, ...], sources: Tensors) -> tuple[Any, ...]:
@@ -41,7 +41,7 @@ def underivable(name: str, results: tuple[Any, ...], sources: Tensors) -> tuple[
     given = [result for result in results if result is not None]
     if not given:
         return results
-    marked = iter(_Underivable.apply(name, len(given), *given, *sources))  # type: ignore[no-untyped-call]
+    marked = iter(_Underivable.apply(name, len(given), *given, *sources))
     return tuple(None if result is None else next(marked) for result in results)
 
 

@@ -34,7 +34,8 @@ def call_library(
     return results if isinstance(results, tuple) else (results,)
 
 
-@torch.compiler.assume_constant_result  # tracing must not walk through the registration
+# Tracing must not walk through the registration.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _registered(name: str) -> bool:
     """Register the op and its family.
 
@@ -94,7 +95,7 @@ def _register(runner: TorchOp) -> None:
     def flops(*arguments: Any, out_val: Any = None, **_: Any) -> int:
         return bind_operands(op, arguments[:count], dict(_decode_options(tuple(arguments[count + 1])))).flops
 
-    register_flop_formula(getattr(torch.ops.cudnn_fe, op.name), get_raw=True)(flops)  # type: ignore[no-untyped-call]
+    register_flop_formula(getattr(torch.ops.cudnn_fe, op.name), get_raw=True)(flops)
     rule = runner.gradient
     if rule is None:
         return

@@ -9,7 +9,8 @@ from typing import Any
 __all__ = ["TupleDict"]
 
 
-class TupleDict(dict[str, Any]):
+# A type checker takes the type of the keys for what unpacking yields.
+class TupleDict(dict[Any, Any]):
     """A dict of results that unpacks like a tuple of its values.
 
     Iteration yields values in the order of construction, ``td[0]`` is the first value and ``td["name"]`` the

@@ -87,7 +87,7 @@ def _requirements(packages: Packages) -> Iterator[Finding]:
     for name in packages:
         if not name.startswith("cudnn-fe") or "installed twice" in packages[name]:
             continue
-        for text in metadata.requires(name) or ():
+        for text in _declared(name):
             wanted = Requirement(text)
             if re.match("cudnn-fe", wanted.name) is None or (wanted.marker and not wanted.marker.evaluate()):
                 continue
@@ -98,6 +98,13 @@ def _requirements(packages: Packages) -> Iterator[Finding]:
                     f"{name} wants {wanted.name}{wanted.specifier}, and {there or 'none'} is installed",
                     f"pip install --upgrade {name}",
                 )
+
+
+def _declared(name: str) -> list[str]:
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:  # a report from elsewhere
+        return []
 
 
 def _compiler(packages: Packages, has_gpu: bool) -> list[Finding]:

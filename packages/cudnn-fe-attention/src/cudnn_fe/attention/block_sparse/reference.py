@@ -83,7 +83,7 @@ def backward(
     visible = _visible(problem, xp, index, nums, sizes)
     io = problem.q_tensor.dtype.name
     grads = attend_gradients(xp, do, q, k, v, lse, delta, visible, softmax_scale, io, block=problem.lists.block)
-    return tuple(_heads_first(problem, xp, narrow(x, io)) for x in grads)  # type: ignore[return-value]
+    return tuple(_heads_first(problem, xp, narrow(x, io)) for x in grads)
 
 
 def _heads_first(problem: Any, xp: Any, x: Any) -> Any:

@@ -73,7 +73,7 @@ class HstuAttention(Problem):
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
         """Validate a call. Options: ``max_seqlen_q``, ``max_seqlen_k`` and ``window_size``."""
-        q, k, v, first, second, func, *pages = operands
+        q, k, v, first, second, func, paged, ids, starts = operands
         assert q is not None
         assert k is not None
         assert v is not None
@@ -81,8 +81,8 @@ class HstuAttention(Problem):
         assert second is not None
         require_packed(q, k, v, first, second)
         window = bind_window(q, k, func, options)
-        _check_pages(q, first, tuple(pages))
-        return cls(q, k, v, first, second, func, *pages, window)
+        _check_pages(q, first, (paged, ids, starts))
+        return cls(q, k, v, first, second, func, paged, ids, starts, window)
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:

@@ -102,7 +102,7 @@ def backward(
     do, q, k, v = (batch_first(xp, wide(x)) for x in (do, q, k, v))
     rows, heads = q.shape[2], q.shape[1]
     if problem.degenerate:
-        return tuple(narrow(xp.zeros_like(xp.permute_dims(x[0], (1, 0, 2))), io) for x in (q, k, v))  # type: ignore[return-value]
+        return tuple(narrow(xp.zeros_like(xp.permute_dims(x[0], (1, 0, 2))), io) for x in (q, k, v))
     visible = _visible(problem, xp, q_offsets, k_offsets, func, rows, k.shape[2])
     size = rows_per_step(rows, heads, k.shape[2])
     offsets = index_range(xp, size, q)
@@ -124,7 +124,7 @@ def backward(
 
     (dk, dv), (dq,) = sweep(xp, -(-rows // size), step, (xp.zeros_like(k), xp.zeros_like(v)))
     grads = (alpha / scaling * join_rows(xp, dq, rows), alpha / scaling * dk, dv / scaling)
-    return tuple(narrow(xp.permute_dims(x[0], (1, 0, 2)), io) for x in grads)  # type: ignore[return-value]
+    return tuple(narrow(xp.permute_dims(x[0], (1, 0, 2)), io) for x in grads)
 
 
 def _visible(problem: Any, xp: Any, q_offsets: Any, k_offsets: Any, func: Any, rows: int, keys: int) -> Visible:

@@ -52,14 +52,15 @@ class SlidingWindowAttention(Problem):
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
         """Validate a call; options as in `nsa_sliding_window_attention_forward`."""
-        q, k, v, *rest = operands
+        q, k, v, q_lengths, k_lengths, *ragged = operands
+        in_q, in_k, in_v, in_o, in_stats = ragged
         assert q is not None
         assert k is not None
         assert v is not None
         require_qkv(q, k, v)
         require_streamable(FLOATS, q, k, v)
-        require_same_device(q, *rest)
-        _check_lengths(q, rest[:2], rest[2:])
+        require_same_device(q, q_lengths, k_lengths, *ragged)
+        _check_lengths(q, [q_lengths, k_lengths], ragged)
         for name in ("left_bound", "right_bound"):
             value = options[name]
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -69,7 +70,8 @@ class SlidingWindowAttention(Problem):
         )
         kind = q.dtype if options["o_dtype"] is None else dtype(options["o_dtype"], operand="o_dtype")
         require_one_of(kind.name, "o_dtype", FLOATS)
-        return cls(q, k, v, *rest, options["left_bound"], options["right_bound"], kind)
+        left, right = options["left_bound"], options["right_bound"]
+        return cls(q, k, v, q_lengths, k_lengths, in_q, in_k, in_v, in_o, in_stats, left, right, kind)
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:

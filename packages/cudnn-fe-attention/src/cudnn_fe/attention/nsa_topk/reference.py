@@ -75,7 +75,7 @@ def topk_reduction(
 
     _, (best, where) = sweep(xp, -(-rows // size), step, ())
     best, where = join_rows(xp, best, rows), join_rows(xp, where, rows)
-    return tuple(xp.permute_dims(x[0], (1, 0, 2)) if packed else x for x in (best, where))  # type: ignore[return-value]
+    return tuple(xp.permute_dims(x[0], (1, 0, 2)) if packed else x for x in (best, where))
 
 
 def _in_order(parts: list[Any]) -> Any:

@@ -23,6 +23,8 @@ BARRIER_BYTES = 1024
 WARPGROUP = 128
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
+STORE_BARRIER = 1
+TURN_BARRIER = 3
 
 
 class GemmSm90:
@@ -51,10 +53,15 @@ class GemmSm90:
         self.blocks = self.warpgroup_columns // block_columns
         self.values = block_columns // 2
         self.cluster = (tile.cluster_m, tile.cluster_n, tile.split_k)
+        self.a_rows = tile.fetched_m or tile.m
+        if self.a_rows != tile.m and (spec.a_major != "k" or tile.cluster_n > 1):
+            raise ValueError(f"{tile} fetches part of A's rows, which needs A contiguous along K and not multicast")
         self.stage_bytes = (tile.m + tile.n) * mainloop_sm90.STAGE_BYTES_K
         slot_bytes = self.consumers * sum(output.bytes for output in outputs)
         free = SMEM_BYTES - BARRIER_BYTES
         self.slots = 2 if (free - 2 * slot_bytes) // self.stage_bytes == (free - slot_bytes) // self.stage_bytes else 1
+        if self.row_blocks * self.blocks % self.slots:
+            self.slots = 1  # a tile's last block and the next one's first would share a slot while TMA reads it
         self.stages = (free - self.slots * slot_bytes) // self.stage_bytes
         mailbox_bytes = split_k.mailbox_bytes(self.blocks, self.values, tile.split_k) * self.consumers
         if tile.split_k > 1 and (mailbox_bytes > self.stages * self.stage_bytes or self.row_blocks > 1):
@@ -66,13 +73,13 @@ class GemmSm90:
         warpgroups = (self.tile.warpgroups_m, self.tile.warpgroups_n)
         return mainloop_sm90.make_tiled_mma(self.a_type, self.b_type, majors, self.warpgroup_columns, warpgroups)
 
-    def a_layout(self) -> Any:
+    def a_layout(self, rows: int, stages: int) -> Any:
         """A's stages."""
-        return mainloop_sm90.operand_smem_layout(self.a_type, self.spec.a_major, self.tile.m, self.k, self.stages)
+        return mainloop_sm90.operand_smem_layout(self.a_type, self.spec.a_major, rows, self.k, stages)
 
-    def b_layout(self) -> Any:
+    def b_layout(self, stages: int) -> Any:
         """B's stages."""
-        return mainloop_sm90.operand_smem_layout(self.b_type, self.spec.b_major, self.tile.n, self.k, self.stages)
+        return mainloop_sm90.operand_smem_layout(self.b_type, self.spec.b_major, self.tile.n, self.k, stages)
 
     @cute.jit
     def __call__(
@@ -82,13 +89,14 @@ class GemmSm90:
         b: cute.Tensor,
         outs: tuple[cute.Tensor, ...],
         alpha: Float32,
-    ):
+    ) -> None:
+        """Launches on `stream`; `outs` in the order of `outputs`. K must not be 0."""
         tile = self.tile
         a = tma_view(a, 1 if self.spec.a_major == "k" else 0)
         b = tma_view(b, 1 if self.spec.b_major == "k" else 0)
         internal = cutlass.TFloat32 if self.a_type.width == 32 else None
-        load_a = load_tile(a, cute.slice_(self.a_layout(), (None, None, 0)), (tile.m, self.k), tile.cluster_n, internal)
-        load_b = load_tile(b, cute.slice_(self.b_layout(), (None, None, 0)), (tile.n, self.k), tile.cluster_m, internal)
+        load_a = load_tile(a, self.a_layout(self.a_rows, 1), (self.a_rows, self.k), tile.cluster_n, internal)
+        load_b = load_tile(b, self.b_layout(1), (tile.n, self.k), tile.cluster_m, internal)
         stores = []
         for output, out in zip(self.outputs, outs, strict=True):
             view = tma_view(out, 1 if output.major == "n" else 0)
@@ -102,6 +110,7 @@ class GemmSm90:
             block=(self.threads, 1, 1),
             cluster=self.cluster,
             min_blocks_per_mp=1,
+            use_pdl=tile.early_launch,
             stream=stream,
         )
 
@@ -118,7 +127,8 @@ class GemmSm90:
         tiled_mma: cute.TiledMma,
         extents: tuple[Int32, Int32, Int32, Int32],
         alpha: Float32,
-    ):
+    ) -> None:
+        """The device code: descriptors, shared memory, then one branch per warpgroup role."""
         thread = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         warpgroup_index = cute.arch.make_warp_uniform(thread // WARPGROUP)
@@ -130,7 +140,7 @@ class GemmSm90:
 
         smem = cutlass.memory.SmemAllocator()
         barriers = smem.allocate_array(cutlass.Int64, 2 * self.stages, byte_alignment=16)
-        a_layout, b_layout = self.a_layout(), self.b_layout()
+        a_layout, b_layout = self.a_layout(self.tile.m, self.stages), self.b_layout(self.stages)
         sA = smem.allocate_tensor(self.a_type, a_layout.outer, 1024, swizzle=a_layout.inner)
         sB = smem.allocate_tensor(self.b_type, b_layout.outer, 1024, swizzle=b_layout.inner)
         sOuts = []
@@ -146,20 +156,19 @@ class GemmSm90:
             num_stages=self.stages,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, sharers * self.sharing * 4),
-            tx_count=self.stage_bytes,
+            tx_count=(self.a_rows + self.tile.n) * mainloop_sm90.STAGE_BYTES_K,
             cta_layout_vmnk=cluster_layout,
             defer_sync=True,
         )
-        cluster_size = cute.size(self.cluster)
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
 
-        gA = cute.local_tile(load_a.tensor, (self.tile.m, self.k), (None, None, None))
+        gA = cute.local_tile(load_a.tensor, (self.a_rows, self.k), (None, None, None))
         gB = cute.local_tile(load_b.tensor, (self.tile.n, self.k), (None, None, None))
         tAsA, tAgA = cpasync.tma_partition(
             load_a.atom,
             rank[1],
             cute.make_layout(self.tile.cluster_n),
-            cute.group_modes(sA, 0, 2),
+            cute.group_modes(cute.local_tile(sA, (self.a_rows, self.k, self.stages), (0, 0, 0)), 0, 2),
             cute.group_modes(gA, 0, 2),
         )
         tBsB, tBgB = cpasync.tma_partition(
@@ -184,6 +193,8 @@ class GemmSm90:
                 a_mask = a_mask if self.tile.cluster_n > 1 else None
                 b_mask = b_mask if self.tile.cluster_m > 1 else None
                 state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
+                if cutlass.const_expr(self.tile.early_launch):
+                    cute.arch.griddepcontrol_wait()  # the consumers store only what depends on these loads
                 for linear in cutlass.range(first, tiles.total(), step, unroll=1):
                     at = tiles.coordinate(linear, rank)
                     state = mainloop_sm90.produce(
@@ -200,6 +211,8 @@ class GemmSm90:
                         a_mask,
                         b_mask,
                     )
+                if cutlass.const_expr(self.tile.early_launch):
+                    cute.arch.griddepcontrol_launch_dependents()
                 ring.producer_tail(state)
         else:
             if cutlass.const_expr(self.consumers == 2):
@@ -212,13 +225,20 @@ class GemmSm90:
             tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
             acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((self.tile.m, self.tile.n)), Float32)
             state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-            state = mainloop_sm90.skip(state, turn * tiles.k_tiles)
+            if cutlass.const_expr(self.tile.ping_pong):
+                state = mainloop_sm90.skip(state, turn * tiles.k_tiles)
+                if consumer == 1:
+                    pipeline.NamedBarrier(TURN_BARRIER, 2 * WARPGROUP).arrive()
             for linear in cutlass.range(first + turn * step, tiles.total(), step * turns, unroll=1):
                 at = tiles.coordinate(linear, rank)
-                if cutlass.const_expr(self.spec.is_fp8):
-                    state = mainloop_sm90.consume_promoted(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
-                else:
-                    state = mainloop_sm90.consume(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
+                next_turn = None
+                if cutlass.const_expr(self.tile.ping_pong):
+                    # An mbarrier tells apart neighbouring laps only: waiting for a stage several laps ahead of the
+                    # ring would succeed at once. So nobody waits before the other has seen all stages of its tile.
+                    pipeline.NamedBarrier(TURN_BARRIER + consumer, 2 * WARPGROUP).arrive_and_wait()
+                    next_turn = pipeline.NamedBarrier(TURN_BARRIER + 1 - consumer, 2 * WARPGROUP)
+                multiply = mainloop_sm90.consume_promoted if self.spec.is_fp8 else mainloop_sm90.consume
+                state = multiply(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles, next_turn)
                 if cutlass.const_expr(self.tile.ping_pong):
                     state = mainloop_sm90.skip(state, tiles.k_tiles)
                 row = at.m * (self.tile.m // 64) + (consumer - turn) % self.tile.warpgroups_m
@@ -229,7 +249,10 @@ class GemmSm90:
                         where = (row + index // self.blocks, column * self.blocks + index % self.blocks, at.batch)
                         self.store(fragment, stores, sOuts, where, consumer, index % self.slots, alpha)
                 else:
-                    sums = split_k.exchange(acc, sA.iterator, consumer, rank[2], self.blocks, self.tile.split_k)
+                    neighbours = self.tile.cluster_m * self.tile.cluster_n
+                    first_peer = rank[0] + rank[1] * self.tile.cluster_m
+                    peers = [first_peer + part * neighbours for part in range(self.tile.split_k)]
+                    sums = split_k.exchange(acc, sA.iterator, consumer, rank[2], self.blocks, peers)
                     for index in cutlass.range_constexpr(split_k.turns(self.blocks, self.tile.split_k)):
                         block = rank[2] + index * self.tile.split_k
                         if block < self.blocks:
@@ -247,11 +270,11 @@ class GemmSm90:
         consumer: Int32,
         slot: cutlass.Constexpr[int],
         alpha: Float32,
-    ):
+    ) -> None:
         """Runs the epilogue on a block; each warpgroup has its own buffers and barrier, so that they may drift."""
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0
-        barrier = pipeline.NamedBarrier(barrier_id=consumer + 1, num_threads=WARPGROUP)
+        barrier = pipeline.NamedBarrier(STORE_BARRIER + consumer, WARPGROUP)
         results = self.epilogue(fragment, alpha)
         place = consumer * self.slots + slot
         if storing_warp:

@@ -136,8 +136,12 @@ def consume(
     tCrA: cute.Tensor,
     tCrB: cute.Tensor,
     k_tiles: Int32,
+    next_turn: Any = None,
 ) -> pipeline.PipelineState:
-    """Sums `k_tiles` (at least one) stages into `acc`, one group of WGMMAs in flight while the next is issued."""
+    """Sums `k_tiles` (at least one) stages into `acc`, one group of WGMMAs in flight while the next is issued.
+
+    Arrives at `next_turn`, if there is one, once every stage has been waited for and its WGMMAs are issued.
+    """
     overwrite, accumulate = _accumulating(tiled_mma, False), _accumulating(tiled_mma, True)
     release = state.clone()
     warpgroup.fence()
@@ -151,6 +155,8 @@ def consume(
         ring.consumer_release(release)
         release.advance()
         state.advance()
+    if cutlass.const_expr(next_turn is not None):
+        next_turn.arrive()
     warpgroup.wait_group(0)
     ring.consumer_release(release)
     return state
@@ -165,6 +171,7 @@ def consume_promoted(
     tCrA: cute.Tensor,
     tCrB: cute.Tensor,
     k_tiles: Int32,
+    next_turn: Any = None,
 ) -> pipeline.PipelineState:
     """As `consume`, but each stage's products are added to `acc` by the CUDA cores.
 
@@ -183,7 +190,8 @@ def consume_promoted(
         )
         warpgroup.wait_group(0)
         ring.consumer_release(state)
-        for i in cutlass.range_constexpr(cute.size(acc)):
-            acc[i] = acc[i] + partial[i]
+        acc.store(acc.load() + partial.load())
         state.advance()
+    if cutlass.const_expr(next_turn is not None):
+        next_turn.arrive()
     return state

@@ -1,4 +1,4 @@
-"""Summing a cluster's partial accumulators through distributed shared memory, in rank order: no workspace, no atomics."""
+"""A cluster's partial accumulators summed through distributed shared memory, in rank order: no workspace or atomics."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def mailbox_bytes(blocks: int, values: int, ranks: int) -> int:
     return 4 * values * WARPGROUP * ranks * turns(blocks, ranks)
 
 
-def _remote_address(local: Int32, rank: int) -> Int32:
+def _remote_address(local: Int32, rank: Int32) -> Int32:
     """The address, in the cluster's shared window, of the same place in another CTA."""
     return cute.arch.inline_ptx(
-        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[local, Int32(rank)]
+        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[local, rank]
     )
 
 
@@ -44,7 +44,7 @@ def exchange(
     consumer: Int32,
     rank: Int32,
     blocks: cutlass.Constexpr[int],
-    ranks: cutlass.Constexpr[int],
+    peers: list[Int32],
 ) -> list[cute.Tensor]:
     """The complete sums of the blocks that this CTA owns: block ``rank``, ``rank + ranks`` and so on.
 
@@ -58,8 +58,9 @@ def exchange(
         consumer: Index of the consumer warpgroup.
         rank: This CTA's part of K.
         blocks: Blocks of the warpgroup's columns.
-        ranks: Parts of K.
+        peers: Cluster ranks of the CTAs that sum the parts of K of this tile, in the order of the parts.
     """
+    ranks = len(peers)
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     values = cute.size(acc) // blocks
     rounds = turns(blocks, ranks)
@@ -73,7 +74,7 @@ def exchange(
     cute.arch.cluster_wait()
     for block in cutlass.range_constexpr(blocks):
         place = floats + layout((0, thread, 0, rank, block // ranks))
-        mailbox = _remote_address(place.toint(), block % ranks)
+        mailbox = _remote_address(place.toint(), peers[block % ranks])
         for vector in cutlass.range_constexpr(values // VECTOR):
             first = block * values + vector * VECTOR
             _store_remote(mailbox + vector * (4 * VECTOR * WARPGROUP), [acc[first + i] for i in range(VECTOR)])

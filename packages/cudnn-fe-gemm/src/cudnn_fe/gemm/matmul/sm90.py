@@ -24,7 +24,7 @@ def launcher(spec: GemmSpec) -> Any:
     gemm = GemmSm90(spec, (Output(out_dtype, spec.out_major, columns),), identity_epilogue, columns)
 
     @cute.jit
-    def launch(stream: CUstream, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, alpha: Float32):
+    def launch(stream: CUstream, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, alpha: Float32) -> None:
         gemm(stream, a, b, (d,), alpha)
 
     return launch

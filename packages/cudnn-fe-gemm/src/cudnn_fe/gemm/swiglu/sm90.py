@@ -27,7 +27,9 @@ def launcher(spec: GemmSpec) -> Any:
     gemm = GemmSm90(spec, outputs, swiglu_epilogue, _PAIR_COLUMNS)
 
     @cute.jit
-    def launch(stream: CUstream, a: cute.Tensor, b: cute.Tensor, ab12: cute.Tensor, c: cute.Tensor, alpha: Float32):
+    def launch(
+        stream: CUstream, a: cute.Tensor, b: cute.Tensor, ab12: cute.Tensor, c: cute.Tensor, alpha: Float32
+    ) -> None:
         gemm(stream, a, b, (ab12, c), alpha)
 
     return launch

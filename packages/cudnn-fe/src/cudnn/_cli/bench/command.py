@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from cudnn._cli.bench.rows import BenchRow
-    from cudnn._cli.bench.suite import Plan
+    from cudnn._cli.bench.torch_suite import Plan
 
 __all__ = ["bench"]
 
@@ -47,7 +47,7 @@ def bench(
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise OptionError("--json", got=str(json_file), wanted="a file in an existing folder", remedy="create it")
     from cudnn._cli.bench.rows import save_rows
-    from cudnn._cli.bench.suite import measure
+    from cudnn._cli.bench.torch_suite import measure
 
     plan = _plan(op, m, model, dtype, device, rounds, backend)
     console = output()
@@ -76,7 +76,7 @@ def _plan(op: str, m: str, model: str, kind: str, device: str, rounds: int, back
     import torch
 
     from cudnn._cli.bench.shapes import CPU_ROWS, CPU_SHAPES, MODEL_SHAPES, ROWS, SQUARE_SHAPES, Shape
-    from cudnn._cli.bench.suite import Plan
+    from cudnn._cli.bench.torch_suite import Plan
     from cudnn_fe.core.registry import find_op
 
     found = find_op(op)

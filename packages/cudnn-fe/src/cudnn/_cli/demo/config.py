@@ -63,7 +63,7 @@ GPU = DemoConfig(
     context=512,
     batch=32,
     steps=300,
-    learning_rate=1.5e-3,
+    learning_rate=1e-3,
     warmup=30,
     compute_dtype="bfloat16",
 )

@@ -88,18 +88,18 @@ def trainers(device: Device, config: DemoConfig, initial: Weights[NDArray[np.flo
     if device.framework == "torch":
         import torch
 
-        from cudnn._cli.demo import model_torch
+        from cudnn._cli.demo import torch_model
 
         if device.kind == "cpu":
             # Matrices this small gain nothing from threads, and lose tenfold where the cores have other work.
             torch.set_num_threads(1)
         return (
-            model_torch.TorchTrainer(config, initial, device.kind, model_torch.gated_by_op),
-            model_torch.TorchTrainer(config, initial, device.kind, model_torch.gated_by_torch),
+            torch_model.TorchTrainer(config, initial, device.kind, torch_model.gated_by_op),
+            torch_model.TorchTrainer(config, initial, device.kind, torch_model.gated_by_torch),
         )
-    from cudnn._cli.demo import model_jax
+    from cudnn._cli.demo import jax_model
 
     return (
-        model_jax.JaxTrainer(config, initial, model_jax.gated_by_op),
-        model_jax.JaxTrainer(config, initial, model_jax.gated_by_jax),
+        jax_model.JaxTrainer(config, initial, jax_model.gated_by_op),
+        jax_model.JaxTrainer(config, initial, jax_model.gated_by_jax),
     )

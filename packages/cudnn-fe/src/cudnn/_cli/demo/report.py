@@ -15,6 +15,7 @@ from cudnn._cli.demo.config import DemoConfig
 from cudnn._cli.demo.data import Corpus
 from cudnn._cli.demo.frameworks import Device
 from cudnn._cli.demo.train import Curve, Outcome
+from cudnn_fe.core.choose import REFERENCE
 
 __all__ = ["print_checks", "print_losses", "print_sample", "print_setup", "print_speed", "print_verdict"]
 
@@ -51,20 +52,22 @@ def print_checks(console: Console, found: list[Check], framework: str) -> None:
         (check.what, f"{check.measured:.1e}", f"{check.allowed:.1e}", _mark(check.passed), check.reason)
         for check in found
     ]
-    columns = ("check", "measured", "allowed", "", "why so much")
-    console.print(table(f"Against the same model in plain {framework} ops", columns, rows, right=columns[1:3]))
+    columns = ("check", "measured", "allowed", "", "allowed for")
+    console.print(table(f"Difference from the same model in plain {framework} ops", columns, rows, right=columns[1:3]))
 
 
-def print_speed(console: Console, config: DemoConfig, outcome: Outcome, framework: str) -> None:
+def print_speed(console: Console, config: DemoConfig, outcome: Outcome, framework: str, backend: str) -> None:
     """Bytes a second of each training, by the median step."""
 
     def rate(curve: Curve) -> str:
         return f"{config.tokens_per_step / median(curve.seconds) / 1e3:,.1f} kB/s"
 
     console.print(
-        f"[bold]Speed[/] {rate(outcome.ours)} through gemm_swiglu, {rate(outcome.plain)} in plain {framework} ops "
-        "(bytes trained on, median step)\n"
+        f"[bold]Speed[/] {rate(outcome.ours)} through gemm_swiglu, {rate(outcome.plain)} in plain {framework} ops"
     )
+    if backend == REFERENCE:
+        console.print("[dim]The reference defines the op, and is not built for speed; the kernels need a GPU.[/]")
+    console.print()
 
 
 def print_sample(console: Console, text: str) -> None:

@@ -32,13 +32,14 @@ __all__ = ["run"]
 def run(console: Console, config: DemoConfig, corpus: Corpus, device: Device, seed: int, plot: Path | None) -> bool:
     """Train, report, and say whether every check passed."""
     initial = initial_weights(config, seed)
-    print_setup(console, config, corpus, device, count(initial), _backend(config, device))
+    backend = _backend(config, device)
+    print_setup(console, config, corpus, device, count(initial), backend)
     ours, plain = trainers(device, config, initial)
     outcome = _train(console, config, corpus, seed, ours, plain)
     print_losses(console, outcome)
     found = checks(config, outcome)
     print_checks(console, found, device.framework)
-    print_speed(console, config, outcome, device.framework)
+    print_speed(console, config, outcome, device.framework, backend)
     print_sample(console, sample(ours, config.context, seed))
     if plot is not None:
         save_plot(plot, outcome, f"Byte-level language model, {device.framework}, {device.description}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cudnn._cli.bench.contenders import Case, Contender
+from cudnn._cli.bench.torch_contenders import Case, Contender
 from cudnn_fe.core.dtypes import dtype
 
 __all__ = ["objection"]

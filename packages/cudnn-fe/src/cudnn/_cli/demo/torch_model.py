@@ -63,13 +63,14 @@ def _forward(weights: Weights[Tensor], tokens: Tensor, config: DemoConfig, gated
 
 
 class TorchTrainer:
-    """Implements `Trainer` with torch's autograd and AdamW."""
+    """Implements `Trainer` with torch's autograd and Adam."""
 
     def __init__(self, config: DemoConfig, initial: Weights[NDArray[np.float32]], device: str, gated: Gated) -> None:
         self._config, self._device, self._gated = config, torch.device(device), gated
         leaves = [torch.tensor(array, device=device, requires_grad=True) for array in flatten(initial)]
         self._leaves, self._weights = leaves, unflatten(leaves)
-        self._optimiser = torch.optim.AdamW(leaves, betas=ADAM_BETAS, eps=ADAM_EPSILON, weight_decay=0.0)
+        self._moments = [(torch.zeros_like(leaf), torch.zeros_like(leaf)) for leaf in self._leaves]
+        self._steps = 0
 
     def _loss(self, weights: Weights[Tensor], tokens: NDArray[np.int32]) -> Tensor:
         on_device = torch.from_numpy(tokens).to(self._device).long()
@@ -88,17 +89,24 @@ class TorchTrainer:
         return Gradients(loss.item(), unflatten([value.cpu().numpy() for value in values]))
 
     def step(self, tokens: NDArray[np.int32], rate: float) -> float:
-        """One AdamW step; returns the loss before it, after the device has finished."""
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
-        self._optimiser.zero_grad(set_to_none=True)
+        """One Adam step; returns the loss before it, after the device has finished."""
         loss = self._loss(self._weights, tokens)
-        torch.autograd.backward(loss)
-        self._optimiser.step()
+        self._adam(torch.autograd.grad(loss, self._leaves), rate)
         value = loss.item()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return value
+
+    @torch.no_grad()
+    def _adam(self, gradients: tuple[Tensor, ...], rate: float) -> None:
+        """Written out: torch.optim imports torch's compiler, which takes seconds."""
+        self._steps += 1
+        beta1, beta2 = ADAM_BETAS
+        for leaf, gradient, (first, second) in zip(self._leaves, gradients, self._moments, strict=True):
+            first.lerp_(gradient, 1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            scale = (second / (1 - beta2**self._steps)).sqrt_().add_(ADAM_EPSILON)
+            leaf.addcdiv_(first, scale, value=-rate / (1 - beta1**self._steps))
 
     def next_byte_logits(self, window: NDArray[np.int32], last: int) -> NDArray[np.float32]:
         """(256,) logits of the byte after position ``last``."""

@@ -76,8 +76,8 @@ class _State(NamedTuple):
     steps: Array
 
 
-def _step(state: _State, tokens: Array, rate: Array, config: DemoConfig, gated: Gated) -> tuple[_State, Array]:
-    loss, gradients = jax.value_and_grad(_loss)(state.weights, tokens, config, gated)
+@jax.jit
+def _adam(state: _State, gradients: Weights[Array], rate: Array) -> _State:
     steps = state.steps + 1
     beta1, beta2 = ADAM_BETAS
     first = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.first_moment, gradients)
@@ -86,7 +86,7 @@ def _step(state: _State, tokens: Array, rate: Array, config: DemoConfig, gated: 
     def moved(weight: Array, m: Array, v: Array) -> Array:
         return weight - rate * (m / (1 - beta1**steps)) / (jnp.sqrt(v / (1 - beta2**steps)) + ADAM_EPSILON)
 
-    return _State(jax.tree.map(moved, state.weights, first, second), first, second, steps), loss
+    return _State(jax.tree.map(moved, state.weights, first, second), first, second, steps)
 
 
 class JaxTrainer:
@@ -96,7 +96,6 @@ class JaxTrainer:
         weights = jax.tree.map(jnp.asarray, initial)
         zeros = jax.tree.map(jnp.zeros_like, weights)
         self._state = _State(weights, zeros, zeros, jnp.zeros((), jnp.int32))
-        self._step = jax.jit(partial(_step, config=config, gated=gated))
         self._gradients = jax.jit(jax.value_and_grad(partial(_loss, config=config, gated=gated)))
         self._forward = jax.jit(partial(_forward, config=config, gated=gated))
 
@@ -112,8 +111,9 @@ class JaxTrainer:
 
     def step(self, tokens: NDArray[np.int32], rate: float) -> float:
         """One Adam step; returns the loss before it, after the device has finished."""
-        self._state, loss = self._step(self._state, jnp.asarray(tokens), jnp.float32(rate))
-        loss.block_until_ready()  # the whole step is one program
+        loss, gradients = self._gradients(self._state.weights, jnp.asarray(tokens))
+        self._state = _adam(self._state, gradients, jnp.float32(rate))
+        jax.block_until_ready(self._state)
         return float(loss)
 
     def next_byte_logits(self, window: NDArray[np.int32], last: int) -> NDArray[np.float32]:

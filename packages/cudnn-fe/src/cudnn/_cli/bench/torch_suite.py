@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 
 import torch
 
-from cudnn._cli.bench.ceiling import gemm_ceiling
-from cudnn._cli.bench.contenders import Case, Contender, contenders
 from cudnn._cli.bench.machine import device_name, versions
 from cudnn._cli.bench.rows import BenchRow
 from cudnn._cli.bench.shapes import Shape
 from cudnn._cli.bench.timing import Timing, rotation, time_alternating
-from cudnn._cli.bench.verify import objection
+from cudnn._cli.bench.torch_ceiling import gemm_ceiling
+from cudnn._cli.bench.torch_contenders import Case, Contender, contenders
+from cudnn._cli.bench.torch_verify import objection
 from cudnn._cli.serving import devices, sample_problem, serving
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Op

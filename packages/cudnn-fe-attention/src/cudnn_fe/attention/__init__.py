@@ -8,6 +8,7 @@ from cudnn_fe.attention.block_sparse import (
     block_sparse_attention_jax_backward,
     block_sparse_attention_jax_forward,
 )
+from cudnn_fe.attention.block_sparse_fp8 import block_sparse_attention_fp8_forward
 from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
@@ -18,6 +19,7 @@ __all__ = [
     "__version__",
     "block_sparse_attention_backward",
     "block_sparse_attention_forward",
+    "block_sparse_attention_fp8_forward",
     "block_sparse_attention_jax",
     "block_sparse_attention_jax_backward",
     "block_sparse_attention_jax_forward",

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cudnn_fe.core.codecs import decode, encode, from_codes, to_codes
+from array_api_compat import is_jax_array
+
+from cudnn_fe.core.codecs import decode, encode, from_codes, to_bfloat16, to_codes, to_float16
 from cudnn_fe.core.dtypes import dtype
 
 __all__ = [
     "astype",
+    "divide",
     "every",
     "index_range",
     "narrow",
@@ -53,6 +56,8 @@ def round_through(x: Any, name: str) -> Any:
         return x
     if dtype(name).is_fp8:
         return decode(encode(x, name), name)
+    if is_jax_array(x):  # XLA drops a cast to 16 bits and back: it may keep excess precision
+        return astype(to_bfloat16(x) if name == "bfloat16" else to_float16(x), "float32")
     return astype(astype(x, name), dtype(x.dtype).name)
 
 
@@ -60,6 +65,16 @@ def product(xp: Any, a: Any, b: Any) -> Any:
     """``a @ b`` over the last two dims, with all bits of float32 on every platform."""
     options = {"precision": "highest"} if xp.__name__ == "jax.numpy" else {}
     return xp.matmul(a, b, **options)
+
+
+def divide(xp: Any, x: Any, divisor: float) -> Any:
+    """``x / divisor``, rounded once."""
+    below = xp.full_like(x, divisor)
+    if is_jax_array(x):
+        import jax  # x is its array
+
+        below = jax.lax.optimization_barrier(below)  # XLA multiplies by the reciprocal of a constant: two roundings
+    return x / below
 
 
 def sigmoid(xp: Any, x: Any) -> Any:

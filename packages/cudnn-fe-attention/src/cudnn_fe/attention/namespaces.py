@@ -13,6 +13,7 @@ BSA = Namespace(
     "BSA",
     {
         "block_sparse_attention_forward": f"{_BSA}:block_sparse_attention_forward",
+        "block_sparse_attention_fp8_forward": f"{_BSA}_fp8:block_sparse_attention_fp8_forward",
         "block_sparse_attention_backward": f"{_BSA}:block_sparse_attention_backward",
     },
 )

@@ -107,7 +107,16 @@ def join_rows(xp: Any, steps: Any, rows: int) -> Any:
 
 
 def attend(
-    xp: Any, q: Any, k: Any, v: Any, visible: Visible, scale: float, io: str, *, block: int | None = None
+    xp: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    visible: Visible,
+    scale: float,
+    io: str,
+    *,
+    block: int | None = None,
+    lift: float = 1.0,
 ) -> tuple[Any, Any, Any]:
     """Softmax attention, a step of queries at a time.
 
@@ -120,6 +129,7 @@ def attend(
         scale: Factor of the scores, applied before masking.
         io: Dtype that probabilities are rounded to before they multiply values.
         block: Queries per step; None chooses.
+        lift: Power of two that probabilities are multiplied by while they are rounded, to use all of a narrow range.
 
     Returns:
         The output (B, Hq, M, Dv), the largest scaled score and the sum of exponentials relative to it (B, Hq, M).
@@ -136,8 +146,8 @@ def attend(
         queries = xp.clip(position * size + offsets, 0, rows - 1)
         seen = visible(queries)
         p, top, total = softmax(xp, scale * scores(xp, take(xp, q, queries, 2), k), seen)
-        sums = by_query(xp, round_through(p, io), seen, v)
-        output = xp.where(total == 0, xp.zeros_like(sums), sums / total)
+        sums = by_query(xp, round_through(lift * p, io), seen, v)
+        output = xp.where(total == 0, xp.zeros_like(sums), sums / (lift * total))
         return carry, (output, top[..., 0], total[..., 0])
 
     _, (output, top, total) = sweep(xp, -(-rows // size), step, ())

@@ -10,7 +10,7 @@ from cudnn_fe.attention.pieces import Visible, attend, attend_gradients, join_ro
 if TYPE_CHECKING:
     from cudnn_fe.attention.block_sparse.op import BlockSparseAttention, BlockSparseAttentionBackward
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "visible_keys"]
 
 
 def forward(
@@ -38,7 +38,7 @@ def forward(
         softmax_scale: Factor of the scores.
     """
     q, k, v = (_heads_first(problem, xp, wide(x)) for x in (q, k, v))
-    visible = _visible(problem, xp, index, nums, sizes)
+    visible = visible_keys(problem, xp, index, nums, sizes)
     io = problem.q_tensor.dtype.name
     output, top, total = attend(xp, q, k, v, visible, softmax_scale, io, block=problem.lists.block)
     return _heads_first(problem, xp, narrow(output, io)), log_sum_exp(xp, top, total)
@@ -80,7 +80,7 @@ def backward(
     delta = xp.sum(o * do, axis=-1)
     if dlse is not None:
         delta = delta - dlse
-    visible = _visible(problem, xp, index, nums, sizes)
+    visible = visible_keys(problem, xp, index, nums, sizes)
     io = problem.q_tensor.dtype.name
     grads = attend_gradients(xp, do, q, k, v, lse, delta, visible, softmax_scale, io, block=problem.lists.block)
     return tuple(_heads_first(problem, xp, narrow(x, io)) for x in grads)
@@ -91,7 +91,7 @@ def _heads_first(problem: Any, xp: Any, x: Any) -> Any:
     return x if problem.layout == "bhsd" else xp.permute_dims(x, (0, 2, 1, 3))
 
 
-def _visible(problem: Any, xp: Any, index: Any, nums: Any, sizes: Any) -> Visible:
+def visible_keys(problem: Any, xp: Any, index: Any, nums: Any, sizes: Any) -> Visible:
     """The mask: a key is seen whose block is listed and whose place in the block is within the block's length."""
     e, lists = problem.extents, problem.lists
     group = e.query_heads // max(e.key_heads, 1)

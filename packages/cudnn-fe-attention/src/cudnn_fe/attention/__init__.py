@@ -9,6 +9,7 @@ from cudnn_fe.attention.block_sparse import (
     block_sparse_attention_jax_forward,
 )
 from cudnn_fe.attention.block_sparse_fp8 import block_sparse_attention_fp8_forward
+from cudnn_fe.attention.csa_compressor import csa_compressor_backward, csa_compressor_forward
 from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
@@ -23,6 +24,8 @@ __all__ = [
     "block_sparse_attention_jax",
     "block_sparse_attention_jax_backward",
     "block_sparse_attention_jax_forward",
+    "csa_compressor_backward",
+    "csa_compressor_forward",
     "hstu_attention_backward",
     "hstu_attention_forward",
     "nsa_compression_attention_forward",

@@ -9,6 +9,7 @@ __all__ = ["FAMILY"]
 _BSA = "cudnn_fe.attention.block_sparse"
 _HSTU = "cudnn_fe.attention.hstu"
 _NSA = "cudnn_fe.attention.nsa"
+_CSA = "cudnn_fe.attention.csa_compressor"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
 
 FAMILY = Family(
@@ -24,9 +25,18 @@ FAMILY = Family(
         f"{_NSA}_topk.op:FORWARD",
         f"{_HSTU}.op:FORWARD",
         f"{_HSTU}.op:BACKWARD",
+        f"{_CSA}.op:FORWARD",
+        f"{_CSA}.op:BACKWARD",
     ),
     exports={
         "BSA": f"{_NAMESPACES}:BSA",
+        "CSA": f"{_NAMESPACES}:CSA",
+        "CSACompressorForward": f"{_CSA}.legacy:CSACompressorForward",
+        "CSACompressorBackward": f"{_CSA}.legacy:CSACompressorBackward",
+        "csa_compressor_forward": f"{_CSA}:csa_compressor_forward",
+        "csa_compressor_backward": f"{_CSA}:csa_compressor_backward",
+        "csa_compressor_forward_wrapper": f"{_CSA}.legacy:csa_compressor_forward_wrapper",
+        "csa_compressor_backward_wrapper": f"{_CSA}.legacy:csa_compressor_backward_wrapper",
         "NSA": f"{_NAMESPACES}:NSA",
         "hstu_attention_forward": f"{_HSTU}:hstu_attention_forward",
         "hstu_attention_backward": f"{_HSTU}:hstu_attention_backward",

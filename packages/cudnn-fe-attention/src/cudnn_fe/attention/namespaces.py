@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from cudnn_fe.core.namespace import Namespace
 
-__all__ = ["BSA", "NSA"]
+__all__ = ["BSA", "CSA", "NSA"]
 
 _BSA = "cudnn_fe.attention.block_sparse"
+_CSA = "cudnn_fe.attention.csa_compressor.legacy"
 _NSA = "cudnn_fe.attention.nsa_legacy"
 
 BSA = Namespace(
@@ -31,6 +32,19 @@ NSA = Namespace(
             "compression_attention_wrapper",
             "TopKReduction",
             "topk_reduction_wrapper",
+        )
+    },
+)
+
+CSA = Namespace(
+    "CSA",
+    {
+        name: f"{_CSA}:{name}"
+        for name in (
+            "CSACompressorForward",
+            "CSACompressorBackward",
+            "csa_compressor_forward_wrapper",
+            "csa_compressor_backward_wrapper",
         )
     },
 )

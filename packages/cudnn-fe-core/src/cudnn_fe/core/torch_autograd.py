@@ -68,8 +68,7 @@ class _Differentiable(torch.autograd.Function):
             for tensor in saved:
                 if tensor is not None and tensor.is_cuda:
                     tensor.record_stream(torch.cuda.current_stream(tensor.device))
-        needed = tuple(ctx.needs_input_grad[5:])
-        grads = apply_rule(runner, saved, cotangents, options, scalars, needed, backend, strides)
+        grads = apply_rule(runner, saved, cotangents, scalars, ctx.needs_input_grad[5:], backend, strides, options)
         return (None,) * 5 + grads
 
 
@@ -94,18 +93,18 @@ class _Transformed(torch.autograd.Function):
         runner, options, scalars, backend, strides = ctx.call
         needed = tuple(ctx.needs_input_grad[4:])
         saved = ctx.saved_tensors
-        return (None,) * 4 + apply_rule(runner, saved, cotangents, options, scalars, needed, backend, strides)
+        return (None,) * 4 + apply_rule(runner, saved, cotangents, scalars, needed, backend, strides, options)
 
 
 def apply_rule(
     runner: TorchOp,
     saved: Tensors,
     cotangents: Tensors,
-    options: Options,
     scalars: tuple[float, ...],
     needed: tuple[bool, ...],
     backend: str | None,
     strides: tuple[tuple[int, ...], ...],
+    options: Options,
 ) -> tuple[torch.Tensor | None, ...]:
     """The op's gradients; with ``create_graph=True`` they refuse to be differentiated once more.
 

@@ -47,8 +47,8 @@ def forward(
         return (narrow(output, _IO),)
     values, value_scales = _values(xp, v)
     visible = visible_keys(problem, xp, index, nums, sizes)
-    options = {"block": problem.lists.block, "lift": _LIFT}
-    output, _, _ = attend(xp, _queries(xp, q), _keys(xp, k), values, visible, softmax_scale, _CODES, **options)
+    rows, keys, block = _queries(xp, q), _keys(xp, k), problem.lists.block
+    output, _, _ = attend(xp, rows, keys, values, visible, softmax_scale, _CODES, block=block, lift=_LIFT)
     group = q.shape[1] // k.shape[1]
     return (narrow(output * xp.repeat(value_scales, group, axis=1), _IO),)
 

@@ -41,7 +41,7 @@ def e4m3(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
 
 
-def recipe(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def recipe(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mask: torch.Tensor) -> torch.Tensor:
     """The recipe in float32, groups by a loop, with torch's casts."""
     qs = q.abs().amax(-1, keepdim=True).clamp_min(1e-3) / 448
     q8 = e4m3((q * (1 / qs.bfloat16().float()).bfloat16().float()).bfloat16().float())

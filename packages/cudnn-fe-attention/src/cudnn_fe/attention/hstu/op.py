@@ -176,7 +176,6 @@ FORWARD = Op(
     notes=FORWARD_NOTES,
     scalars=("alpha", "scaling_seqlen"),
     results=("o_tensor",),
-    legacy=("hstu.hstu_attention.HSTUFwdSm100",),
     gradient="cudnn_fe.attention.hstu.gradient:GRADIENT",
     reference_on_gpu=True,
 )
@@ -196,6 +195,5 @@ BACKWARD = Op(
     notes=BACKWARD_NOTES,
     scalars=("alpha", "scaling_seqlen"),
     results=("dq_tensor", "dk_tensor", "dv_tensor"),
-    legacy=("hstu.hstu_attention.HSTUBwdSm100",),
     reference_on_gpu=True,
 )

@@ -125,6 +125,7 @@ FORWARD = Op(
     example=EXAMPLE,
     source=SOURCE,
     notes=(
+        "In `cudnn`: `NSA.compression_attention_wrapper` and the class `NSA.CompressionAttention`.",
         "The group size F is counted per sequence, rounded down, and 1 where there are fewer queries than keys. Keys "
         "beyond the last whole group stay hidden.",
         "A query before the end of the first group sees nothing: O = 0 and a log-sum-exp of minus infinity, where the "
@@ -135,6 +136,5 @@ FORWARD = Op(
     ),
     scalars=("scale_q", "scale_k", "scale_v", "inv_scale_o", "scale_softmax"),
     results=("o_tensor", "lse_tensor"),
-    legacy=("NSA.compression_attention_wrapper", "NSA.CompressionAttention"),
     reference_on_gpu=True,
 )

@@ -152,6 +152,7 @@ FORWARD = Op(
     example=EXAMPLE,
     source=SOURCE,
     notes=(
+        "In `cudnn`: `NSA.selection_attention_wrapper` and the class `NSA.SelectionAttention`.",
         "A query whose list is empty or holds no token that it may see gives O = 0, L = 0 and M of minus infinity.",
         "Tokens past the end of the sequence are never seen, whether `is_causal` or not. Blocks may come in any order; "
         "one that is listed twice counts once.",
@@ -161,6 +162,5 @@ FORWARD = Op(
     ),
     scalars=("scale_softmax",),
     results=("o_tensor", "l_tensor", "m_tensor"),
-    legacy=("NSA.selection_attention_wrapper", "NSA.SelectionAttention"),
     reference_on_gpu=True,
 )

@@ -164,6 +164,7 @@ FORWARD = Op(
     example=EXAMPLE,
     source=SOURCE,
     notes=(
+        "In `cudnn`: `NSA.sliding_window_attention_wrapper` and the class `NSA.SlidingWindowAttention`.",
         "The window starts after `i - left_bound`, so it holds `left_bound` keys up to and with the diagonal, and "
         "`right_bound` more. It is aligned at the first token, also where there are more keys than queries.",
         "A query that sees nothing gives O = 0 and statistics of minus infinity, and so does a packed row that belongs "
@@ -175,6 +176,5 @@ FORWARD = Op(
     ),
     scalars=("attn_scale",),
     results=("o_tensor", "stats_tensor"),
-    legacy=("NSA.sliding_window_attention_wrapper", "NSA.SlidingWindowAttention"),
     reference_on_gpu=True,
 )

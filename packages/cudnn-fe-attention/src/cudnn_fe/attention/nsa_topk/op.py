@@ -150,6 +150,7 @@ FORWARD = Op(
     example=EXAMPLE,
     source=SOURCE,
     notes=(
+        "In `cudnn`: `NSA.topk_reduction_wrapper` and the class `NSA.TopKReduction`.",
         "`lse_tensor` is the negated log-sum-exp in base 2, `-log2(e) * LSE`, of compression attention.",
         "The first block and the query's neighbourhood are no candidates, `is_causal` or not: the caller adds them. "
         "Candidates are the `ceil(sk / E)` blocks that there are.",
@@ -161,6 +162,5 @@ FORWARD = Op(
     ),
     scalars=("scale_softmax",),
     results=("topk_scores_tensor", "topk_indices_tensor"),
-    legacy=("NSA.topk_reduction_wrapper", "NSA.TopKReduction"),
     reference_on_gpu=True,
 )

@@ -182,7 +182,7 @@ class Op:
         jax_name: Public name of the JAX entry, where there is one.
         gradient: ``"module:attribute"`` of its derivative rule, where there is one.
         public: Whether it is exported, or only serves others.
-        reference_on_gpu: While the op has no kernels, its reference runs on GPUs too, with one warning.
+        reference_on_gpu: While no kernel of the op has run on a GPU, its reference runs there too, with one warning.
     """
 
     name: str
@@ -226,7 +226,7 @@ class Op:
     @property
     def runs_reference_on_gpu(self) -> bool:
         """Whether a GPU runs the definition unless another backend is named."""
-        return self.reference_on_gpu and not self.kernels
+        return self.reference_on_gpu and all(kernel.opt_in for kernel in self.kernels)
 
     def run_reference(self, problem: Problem, xp: Any, *arguments: Any) -> tuple[Any, ...]:
         """Evaluate the definition with array namespace ``xp``."""
@@ -238,7 +238,7 @@ class Op:
         """Per backend: ``"run on <chips>"``, ``"compiled"``, or for the reference ``"run everywhere"``."""
         rows = {"reference": "run everywhere"}
         if self.runs_reference_on_gpu:
-            rows["reference"] += "; on GPUs the default, with a warning, until there are kernels"
+            rows["reference"] += "; on GPUs the default, with a warning, until a kernel has run there"
         for kernel in self.kernels:
             rows[kernel.backend] = f"run on {', '.join(kernel.verified)}" if kernel.verified else "compiled"
         return rows

@@ -56,6 +56,7 @@ def call(
     *,
     backend: str | None = None,
     stream: Any = None,
+    outs: tuple[Any, ...] | None = None,
 ) -> tuple[Any, ...]:
     """Run an op on arrays of any one framework.
 
@@ -66,6 +67,7 @@ def call(
         scalars: Floating-point arguments that are not part of the problem.
         backend: See `cudnn_fe.core.choose.choose`.
         stream: Launch stream for CUDA tensors; None is the framework's current one.
+        outs: The caller's buffers for the results, None for each one to allocate; None for all.
 
     Returns:
         The op's results, as arrays of the operands' framework.
@@ -76,10 +78,14 @@ def call(
         from cudnn_fe.core.torch import call_torch  # torch is imported: the operands are its tensors
 
         tensors = tuple(o.array.permute(o.dims) if isinstance(o, Permuted) else o for o in operands)
-        return call_torch(op, tensors, options, scalars, backend, stream)
+        return call_torch(op, tensors, options, scalars, backend, stream, outs)
     if framework == "jax":
         from cudnn_fe.core.jax import call_jax  # likewise
 
+        if outs is not None and any(out is not None for out in outs):
+            raise OptionError(
+                ", ".join(op.results), got="a buffer", wanted="None: JAX arrays do not change", remedy="use the results"
+            )
         if stream is not None:
             raise OptionError(
                 "stream",
@@ -89,7 +95,7 @@ def call(
             )
         return call_jax(op, operands, options, scalars, backend)
     if framework == "numpy":
-        return _call_numpy(op, operands, options, scalars, backend)
+        return _call_numpy(op, operands, options, scalars, backend, outs)
     raise FrameworkError(
         op.problem.operands[0],
         got=f"{type(arrays[0]).__qualname__}, known by DLPack alone",
@@ -99,7 +105,12 @@ def call(
 
 
 def _call_numpy(
-    op: Op, operands: tuple[Any, ...], options: Options, scalars: tuple[float, ...], backend: str | None
+    op: Op,
+    operands: tuple[Any, ...],
+    options: Options,
+    scalars: tuple[float, ...],
+    backend: str | None,
+    outs: tuple[Any, ...] | None,
 ) -> tuple[Any, ...]:
     import array_api_compat.numpy as xp
     import numpy as np
@@ -110,7 +121,19 @@ def _call_numpy(
     arrays = tuple(o.array.transpose(o.dims) if isinstance(o, Permuted) else o for o in operands)
     with np.errstate(all="ignore"):
         results = op.run_reference(problem, xp, *arrays, *scalars)
-    return tuple(_numpy_layout(result, spec) for result, spec in zip(results, problem.outputs, strict=True))
+    fresh = tuple(_numpy_layout(result, spec) for result, spec in zip(results, problem.outputs, strict=True))
+    if outs is None:
+        return fresh
+    buffers = [
+        None if out is None else spec_of(out, spec.name) for out, spec in zip(outs, problem.outputs, strict=True)
+    ]
+    for position, spec in enumerate(buffers):
+        if spec is not None:
+            problem.check_output(position, spec)
+    for out, result in zip(outs, fresh, strict=True):
+        if out is not None:
+            np.copyto(out, result)  # after all arithmetic: a buffer may be an operand
+    return tuple(result if out is None else out for out, result in zip(outs, fresh, strict=True))
 
 
 def _numpy_layout(result: Any, spec: TensorSpec) -> Any:

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
 from cudnn_fe.core.device import device
-from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, ShapeError
+from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, OptionError, ShapeError
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.frameworks import common_framework
 from cudnn_fe.core.op import Op, Problem
@@ -30,6 +31,7 @@ class OpClass:
 
     op: ClassVar[Op]
     _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]]]
+    _free: ClassVar[Mapping[str, tuple[int, ...]] | None] = None
 
     def _set_up(self, arguments: Mapping[str, Any]) -> None:
         announce_experimental(type(self).__name__)
@@ -65,7 +67,9 @@ class OpClass:
             self.check_support()
         assert self._problem is not None
         specs = [spec for spec in (*self._problem.inputs, *self._outputs) if spec is not None]
-        if self._problem.device.startswith("cuda"):
+        if self._free is not None:
+            self._run = _free_launch(self.op, self._problem, specs, self._free)
+        elif self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
             function = None
             if choice.kernel is not None:
@@ -74,6 +78,12 @@ class OpClass:
         else:
             self._run = _reference_launch(self.op, self._problem, specs)
         self._arguments = None
+
+    @property
+    def problem(self) -> Problem:
+        """What the op was made for, once `check_support` has accepted it."""
+        assert self._problem is not None
+        return self._problem
 
     def _require_compiled(self) -> Launch:
         if self._run is None:
@@ -154,6 +164,47 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
                 function(*tensors, *scalars)
 
     return launch
+
+
+def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mapping[str, tuple[int, ...]]) -> Launch:
+    """Launch on tensors that may differ from the samples in some extents: a plan per set of extents, found by them."""
+    if problem.device.startswith("cuda"):
+        choice = choose(op, problem)
+        if choice.kernel is not None:
+            compiled(choice.kernel.module, choice.spec, device(problem.device).arch)
+    fixed = [
+        tuple((dim, n) for dim, n in enumerate(spec.shape) if dim not in free.get(spec.name, ())) for spec in specs
+    ]
+    options = problem.options
+    seen: set[tuple[Any, ...]] = set()
+
+    def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
+        tensors = inputs + outputs
+        shapes = tuple([tuple(tensor.shape) for tensor in tensors if hasattr(tensor, "shape")])
+        if shapes not in seen:
+            for tensor, spec, extents in zip(tensors, specs, fixed, strict=True):
+                shape = spec_of(tensor, spec.name).shape
+                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents):
+                    raise _mismatch(tensor, spec)
+            seen.add(shapes)
+        for tensor, spec in zip(tensors, specs, strict=True):
+            if getattr(tensor, "requires_grad", False):
+                raise _needs_gradient(spec.name)
+        found = spec_of(tensors[0], specs[0].name)
+        if found.device != specs[0].device:
+            raise _mismatch(tensors[0], specs[0])
+        call(op, inputs, options, scalars, stream=stream, outs=outputs)
+
+    return launch
+
+
+def _needs_gradient(name: str) -> Exception:
+    return OptionError(
+        name,
+        got="a tensor that requires a gradient",
+        wanted="one that does not: the class API records no derivatives",
+        remedy="detach it, or use the function",
+    )
 
 
 def _torch_reference(op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...]) -> None:

@@ -152,17 +152,20 @@ def _kernel(op: Op, problem: Problem, choice: Choice, scalars: tuple[float, ...]
     def layout(spec: TensorSpec) -> Any:
         return Layout(mode=_inverse(physical_order(spec)))
 
+    scratch = choice.kernel.scratch(problem, choice.spec) if choice.kernel.scratch else ()
+    written = (*problem.outputs, *scratch)
+
     call = cutlass_call(
         module.launcher(choice.spec),
         output_shape_dtype=[
-            jax.ShapeDtypeStruct(_physical_shape(spec), jnp.dtype(spec.dtype.name)) for spec in problem.outputs
+            jax.ShapeDtypeStruct(_physical_shape(spec), jnp.dtype(spec.dtype.name)) for spec in written
         ],
         input_spec=[layout(spec) for spec in _present(problem.inputs)],
-        output_spec=[layout(spec) for spec in problem.outputs],
+        output_spec=[layout(spec) for spec in written],
         compile_key=(choice.kernel.module, choice.spec),
         **dict(zip(op.scalars, scalars, strict=True)),
     )
-    return tuple(call(*arrays))
+    return tuple(call(*arrays))[: len(problem.outputs)]
 
 
 @lru_cache(maxsize=1024)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.core.device import Device
+from cudnn_fe.core.errors import AlignmentError, DeviceError, DTypeError, ShapeError, StrideError
 from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = ["Kernel", "Op", "Problem", "TensorRule", "op_named", "resolve"]
@@ -37,7 +38,8 @@ class Problem(ABC):
 
     operands: ClassVar[tuple[str, ...]]  # names of the input fields, in the order of kernels and references
     optional: ClassVar[frozenset[str]] = frozenset()  # those that may be None
-    output_count: ClassVar[int] = 1
+    output_count: ClassVar[int] = 1  # 0 where it depends on the options
+    in_place: ClassVar[Mapping[int, str]] = {}  # result to the operand that it may share its memory with
 
     @classmethod
     @abstractmethod
@@ -62,6 +64,40 @@ class Problem(ABC):
     def batched(self, size: int) -> Self | None:
         """The problem of ``size`` independent calls stacked outermost, or None where the op has no batch dim to use."""
         return None
+
+    def check_output(self, position: int, given: TensorSpec) -> None:
+        """Raises unless a caller's buffer may hold result ``position``: one like its spec, here."""
+        wanted = self.outputs[position]
+        for kind, what in ((ShapeError, "shape"), (DTypeError, "dtype"), (DeviceError, "device")):
+            if getattr(given, what) != getattr(wanted, what):
+                raise kind(
+                    given.name,
+                    got=f"{what} {getattr(given, what)}",
+                    wanted=str(getattr(wanted, what)),
+                    remedy="allocate the documented output",
+                )
+        self.check_output_layout(position, given)
+        if given.alignment < wanted.alignment:
+            raise AlignmentError(
+                given.name,
+                got=f"a pointer aligned to {given.alignment} bytes",
+                wanted=f"{wanted.alignment} bytes",
+                remedy="allocate a buffer of its own",
+            )
+
+    def check_output_layout(self, position: int, given: TensorSpec) -> None:
+        """Raises StrideError unless the strides of a buffer for result ``position`` are served."""
+        wanted = self.outputs[position]
+        if given.strides != wanted.strides:
+            raise StrideError(
+                given.name, got=f"strides {given.strides}", wanted=str(wanted.strides), remedy="allocate it compact"
+            )
+
+    @property
+    def options(self) -> tuple[tuple[str, Hashable], ...]:
+        """The fields that are no operands, as pairs."""
+        names = (row.name for row in fields(self) if row.name not in self.operands)
+        return tuple((name, getattr(self, name)) for name in names)
 
     @property
     def inputs(self) -> tuple[TensorSpec | None, ...]:
@@ -90,6 +126,7 @@ class Kernel:
         specialise: What the compiled code depends on, for a problem on a device: a frozen dataclass of plain
             values whose ``repr`` is part of the cache's key. Pure.
         targets: Architectures that it is compiled for in the tests.
+        scratch: Uninitialised buffers that it wants after the outputs, for a problem and what it is specialised for.
         verified: Chips on which its tests have run.
         opt_in: Offered only when the caller names it.
     """
@@ -99,6 +136,7 @@ class Kernel:
     refuse: Callable[[Any, Device], str | None]
     specialise: Callable[[Any, Device], Hashable]
     targets: tuple[str, ...]
+    scratch: Callable[[Any, Any], tuple[TensorSpec, ...]] | None = None
     verified: tuple[str, ...] = ()
     opt_in: bool = False
 
@@ -139,7 +177,8 @@ class Op:
         source: Where the definition comes from.
         notes: Paragraphs on deviations, determinism, and tolerances.
         results: Keys of the results; those beyond the kernels' outputs are None.
-        scalars: Names of the floating-point arguments that are not part of the problem.
+        scalars: Names of the numbers that are not part of the problem.
+        integers: Those of them that are whole: kernels take them as such.
         legacy: Other public names of the same op.
         jax_name: Public name of the JAX entry, where there is one.
         gradient: ``"module:attribute"`` of its derivative rule, where there is one.
@@ -159,6 +198,7 @@ class Op:
     notes: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
     scalars: tuple[str, ...] = ()
+    integers: frozenset[str] = frozenset()
     legacy: tuple[str, ...] = ()
     jax_name: str | None = None
     gradient: str | None = None

@@ -17,6 +17,7 @@ from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.core.op import Op, Problem, op_named, resolve
 from cudnn_fe.core.settings import settings
 from cudnn_fe.core.streams import torch_stream
+from cudnn_fe.core.tensor import TensorSpec, refuse_overlap, spec_of
 
 __all__ = ["TorchOp", "TorchPlan", "call_torch", "torch_op"]
 
@@ -28,18 +29,20 @@ _MOST_PLANS = 4096  # a plan is a few hundred bytes; shapes beyond this many sta
 class TorchPlan:
     """What a call with given shapes does: which backend, which outputs, which compiled function."""
 
-    __slots__ = ("backend", "device_index", "function", "op", "outputs", "problem")
+    __slots__ = ("_checked", "backend", "device_index", "function", "op", "outputs", "problem", "scratch")
 
     def __init__(self, op: Op, problem: Problem, backend: str | None) -> None:
         choice = choose(op, problem, backend)
         self.op, self.problem, self.backend = op, problem, choice.backend
         self.device_index = int(problem.device.partition(":")[2]) if problem.device.startswith("cuda") else -1
-        self.outputs = [
-            (spec.shape, spec.strides, getattr(torch, spec.dtype.torch), torch.device(problem.device))
-            for spec in problem.outputs
-        ]
+        self.outputs = [_allocation(spec, problem.device) for spec in problem.outputs]
+        self.scratch: list[tuple[Any, ...]] = []
+        self._checked: set[tuple[Any, ...]] = set()
         self.function: Callable[..., None] | None = None
         if choice.kernel is not None:
+            if choice.kernel.scratch is not None:
+                specs = choice.kernel.scratch(problem, choice.spec)
+                self.scratch = [_allocation(spec, problem.device) for spec in specs]
             # Code compiled for one chip runs on every chip of its capability, so devices share it.
             self.function = compiled(choice.kernel.module, choice.spec, device_of(problem.device).arch)
 
@@ -47,15 +50,55 @@ class TorchPlan:
         """Fresh outputs, uninitialised."""
         return [torch.empty_strided(s, t, dtype=d, device=p) for s, t, d, p in self.outputs]
 
+    def place(self, operands: Tensors, outs: Tensors) -> list[torch.Tensor]:
+        """The caller's buffers, checked, and fresh outputs where there is none."""
+        given = [(position, out) for position, out in enumerate(outs) if out is not None]
+        key = tuple([(out.data_ptr(), out.shape, out.stride(), out.dtype, out.get_device()) for _, out in given])
+        key += tuple([0 if t is None else t.data_ptr() for t in operands])
+        if key not in self._checked:
+            self._check_outs(operands, given)
+            if len(self._checked) >= 1024:
+                self._checked.clear()
+            self._checked.add(key)
+        fresh = zip(outs, self.outputs, strict=True)
+        return [torch.empty_strided(a[0], a[1], dtype=a[2], device=a[3]) if o is None else o for o, a in fresh]
+
+    def _check_outs(self, operands: Tensors, given: list[tuple[int, torch.Tensor]]) -> None:
+        inputs = {
+            name: (spec, t.data_ptr())
+            for name, spec, t in zip(self.problem.operands, self.problem.inputs, operands, strict=True)
+            if spec is not None and t is not None
+        }
+        written = []
+        for position, out in given:
+            spec = spec_of(out, self.problem.outputs[position].name)
+            self.problem.check_output(position, spec)
+            shared = inputs.get(self.problem.in_place.get(position, ""))
+            if shared is not None and shared[1] == out.data_ptr() and shared[0].strides == spec.strides:
+                others = [row for row in inputs.values() if row is not shared]
+                refuse_overlap(others, [(spec, out.data_ptr())])
+            else:
+                written.append((spec, out.data_ptr()))
+        refuse_overlap(list(inputs.values()), written)
+
     def run(self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]) -> None:
         """Write the results into ``outputs`` on the current stream."""
         if self.function is None:
             self._run_reference(operands, outputs, scalars)
         elif self.device_index == torch.cuda.current_device():
-            self.function(*[t for t in operands if t is not None], *outputs, *scalars)
+            self._launch(self.function, operands, outputs, scalars)
         else:
             with torch.cuda.device(self.device_index):
-                self.function(*[t for t in operands if t is not None], *outputs, *scalars)
+                self._launch(self.function, operands, outputs, scalars)
+
+    def _launch(
+        self, function: Any, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]
+    ) -> None:
+        if self.scratch:
+            scratch = [torch.empty_strided(s, t, dtype=d, device=p) for s, t, d, p in self.scratch]
+            function(*[t for t in operands if t is not None], *outputs, *scratch, *scalars)
+        else:
+            function(*[t for t in operands if t is not None], *outputs, *scalars)
 
     def _run_reference(self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]) -> None:
         import array_api_compat.torch as xp
@@ -65,6 +108,10 @@ class TorchPlan:
                 outputs, self.op.run_reference(self.problem, xp, *operands, *scalars), strict=True
             ):
                 output.copy_(result)
+
+
+def _allocation(spec: TensorSpec, place: str) -> tuple[Any, ...]:
+    return spec.shape, spec.strides, getattr(torch, spec.dtype.torch), torch.device(place)
 
 
 class TorchOp:
@@ -92,19 +139,25 @@ class TorchOp:
         return found
 
     def eager(
-        self, operands: Tensors, options: Options, scalars: tuple[float, ...], backend: str | None, stream: Any = None
+        self,
+        operands: Tensors,
+        options: Options,
+        scalars: tuple[float, ...],
+        backend: str | None,
+        stream: Any = None,
+        outs: Tensors | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Run now, without recording derivatives."""
         plan = self.plan(operands, options, backend)
         if stream is None or plan.device_index < 0:
-            outputs = plan.allocate()
+            outputs = plan.allocate() if outs is None else plan.place(operands, outs)
             plan.run(operands, outputs, scalars)
             return tuple(outputs)
         launch = torch_stream(stream, plan.device_index)
         with torch.cuda.stream(launch):
-            outputs = plan.allocate()
+            outputs = plan.allocate() if outs is None else plan.place(operands, outs)
             plan.run(operands, outputs, scalars)
-        for tensor in operands:
+        for tensor in (*operands, *(outs or ())):
             if tensor is not None:
                 tensor.record_stream(launch)
         return tuple(outputs)
@@ -117,7 +170,13 @@ def torch_op(op: Op) -> TorchOp:
 
 
 def call_torch(
-    op: Op, operands: Tensors, options: Options, scalars: tuple[float, ...], backend: str | None, stream: Any
+    op: Op,
+    operands: Tensors,
+    options: Options,
+    scalars: tuple[float, ...],
+    backend: str | None,
+    stream: Any,
+    outs: Tensors | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Run an op on torch tensors, whichever way torch is looking at them.
 
@@ -126,18 +185,24 @@ def call_torch(
     if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
         operands = _autocast(operands)
     if torch.compiler.is_compiling():
-        return _call_library(op.name, operands, options, scalars, backend)
+        return _into(outs, _call_library(op.name, operands, options, scalars, backend))
     wants_gradient = False
     for tensor in operands:
         if tensor is not None:
             if type(tensor) not in _PLAIN:
-                return _call_library(op.name, operands, options, scalars, backend)
+                return _into(outs, _call_library(op.name, operands, options, scalars, backend))
             wants_gradient = wants_gradient or tensor.requires_grad
     runner = torch_op(op)
-    if wants_gradient and runner.gradient is not None and torch.is_grad_enabled():
+    if wants_gradient and runner.gradient is not None and outs is None and torch.is_grad_enabled():
         runner.gradient.check(tuple(t.dtype for t in operands if t is not None))
         return tuple(_Differentiable.apply(runner, options, scalars, backend, stream, *operands))  # type: ignore[no-untyped-call]
-    return runner.eager(operands, options, scalars, backend, stream)
+    return runner.eager(operands, options, scalars, backend, stream, outs)
+
+
+def _into(outs: Tensors | None, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    if outs is None:
+        return results
+    return tuple(r if out is None else out.copy_(r) for out, r in zip(outs, results, strict=True))
 
 
 def _call_library(
@@ -146,7 +211,7 @@ def _call_library(
     pairs = [f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in options]
     assert _registered(name)
     results = getattr(torch.ops.cudnn_fe, name)(*operands, list(scalars), pairs, backend or "")
-    return results if isinstance(results, tuple) else (results,)
+    return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
 @torch.compiler.assume_constant_result  # tracing must not walk through the registration
@@ -219,13 +284,17 @@ def _register(runner: TorchOp) -> None:
     """Define ``torch.ops.cudnn_fe.<op>`` with its fake kernel and, where the op has one, its derivative."""
     op = runner.op
     operands = ", ".join(f"Tensor{'?' if name in op.problem.optional else ''} {name}" for name in op.problem.operands)
-    results = "(" + ", ".join(["Tensor"] * op.problem.output_count) + ")" if op.problem.output_count > 1 else "Tensor"
+    several = ", ".join(["Tensor"] * op.problem.output_count)
+    results = {0: "Tensor[]", 1: "Tensor"}.get(op.problem.output_count, f"({several})")
     count = len(op.problem.operands)
 
+    def packed(outputs: tuple[Any, ...]) -> Any:
+        return {"Tensor": outputs[0], "Tensor[]": list(outputs)}.get(results, outputs)
+
     def run(*arguments: Any) -> Any:
-        scalars, pairs, backend = arguments[count:]
-        outputs = runner.eager(arguments[:count], _decode_options(tuple(pairs)), tuple(scalars), backend or None)
-        return outputs if len(outputs) > 1 else outputs[0]
+        numbers, pairs, backend = arguments[count:]
+        scalars = tuple(int(x) if name in op.integers else x for name, x in zip(op.scalars, numbers, strict=True))
+        return packed(runner.eager(arguments[:count], _decode_options(tuple(pairs)), scalars, backend or None))
 
     def fake(*arguments: Any) -> Any:
         _, pairs, _ = arguments[count:]
@@ -235,7 +304,7 @@ def _register(runner: TorchOp) -> None:
             torch.empty_strided(s.shape, s.strides, dtype=getattr(torch, s.dtype.torch), device=first.device)
             for s in problem.outputs
         )
-        return outputs if len(outputs) > 1 else outputs[0]
+        return packed(outputs)
 
     schema = f"({operands}, float[] scalars, str[] options, str backend) -> {results}"
     defined = torch.library.custom_op(f"cudnn_fe::{op.name}", run, mutates_args=(), schema=schema)
@@ -244,7 +313,7 @@ def _register(runner: TorchOp) -> None:
     if rule is not None:
 
         def keep(ctx: Any, inputs: Any, output: Any) -> None:
-            outputs = output if isinstance(output, tuple) else (output,)
+            outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
             rule.check(tuple(t.dtype for t in inputs[:count] if t is not None))
             ctx.save_for_backward(*rule.save(inputs[:count], outputs))
             ctx.set_materialize_grads(False)
@@ -252,6 +321,8 @@ def _register(runner: TorchOp) -> None:
 
         def backward(ctx: Any, *cotangents: Any) -> Any:
             scalars, backend, strides = ctx.call
+            if results == "Tensor[]":
+                (cotangents,) = cotangents
             dense = tuple(map(_dense, cotangents, strides))
             grads = rule.backward(ctx.saved_tensors, dense, scalars, ctx.needs_input_grad[:count], backend)
             return (*grads, None, None, None)

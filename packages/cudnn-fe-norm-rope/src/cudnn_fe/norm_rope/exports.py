@@ -1,0 +1,21 @@
+"""What this family announces to ``cudnn``: public names, legacy names, and its ops."""
+
+from __future__ import annotations
+
+from cudnn_fe.core.registry import Family
+
+__all__ = ["FAMILY"]
+
+_BASE = "cudnn_fe.norm_rope"
+_OPS = ("rmsnorm_rht_amax.op:FORWARD",)
+_NAMES = {
+    "rmsnorm_rht_amax": "rmsnorm_rht_amax_forward rmsnorm_rht_amax_jax_forward",
+    "rmsnorm_rht_amax.legacy": "rmsnorm_rht_amax_wrapper_sm100 RmsNormRhtAmaxSm100",
+}
+
+FAMILY = Family(
+    name="norm_rope",
+    package="cudnn-fe-norm-rope",
+    op_targets=tuple(f"{_BASE}.{target}" for target in _OPS),
+    exports={name: f"{_BASE}.{module}:{name}" for module, names in _NAMES.items() for name in names.split()},
+)

@@ -24,6 +24,7 @@ class Case:
         options: Other arguments.
         jax: Public name of the JAX entry; its array parameters come in the same order.
         rows: Rows of the sample.
+        stored: Dims of operands that the JAX entry takes as they lie in memory.
         unit: Relative RMS by which frameworks may differ: the roundings of the narrowest result.
     """
 
@@ -33,6 +34,11 @@ class Case:
     jax: str | None = None
     rows: int = 6
     unit: float = 2.0**-8
+    stored: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def for_jax(self, rows: int | None = None) -> list[NDArray[Any]]:
+        arrays = self.make(rows)
+        return [x.transpose(self.stored.get(name, tuple(range(x.ndim)))) for name, x in arrays.items()]
 
     def make(self, rows: int | None = None) -> Mapping[str, NDArray[Any]]:
         return self.arrays(np.random.default_rng(7), self.rows if rows is None else rows)
@@ -42,12 +48,35 @@ def normal(rng: np.random.Generator, *shape: int, dtype: Any = BF16) -> NDArray[
     return rng.normal(size=shape).astype(np.float32).astype(dtype)
 
 
+def angles(rng: np.random.Generator, *shape: int) -> NDArray[Any]:
+    return np.cos(rng.uniform(0, 7, size=shape)).astype(np.float32)
+
+
 CASES = (
     Case(
         "rmsnorm_rht_amax_forward",
         lambda rng, m: {"x_tensor": normal(rng, m, 64), "w_tensor": normal(rng, 64)},
         {"rows_per_cta": 2},
         "rmsnorm_rht_amax_jax_forward",
+    ),
+    Case(
+        "tail_rope_forward",
+        lambda rng, m: {"x": normal(rng, m, 3, 128), "cosine": angles(rng, m, 32), "sine": angles(rng, m, 32)},
+        jax="tail_rope_jax_forward",
+        unit=0.0,
+    ),
+    Case(
+        "vision_rope_backward",
+        lambda rng, m: {
+            "grad_q": normal(rng, 16, m, 64).transpose(1, 0, 2),
+            "grad_k": normal(rng, 16, 64, m).transpose(2, 0, 1),
+            "grad_v": normal(rng, 16, m, 64).transpose(1, 0, 2),
+            "cosine": angles(rng, m, 1, 32),
+            "sine": angles(rng, m, 1, 32),
+        },
+        jax="vision_rope_jax_backward",
+        stored={"grad_q": (1, 0, 2), "grad_k": (1, 2, 0), "grad_v": (1, 0, 2)},
+        unit=0.0,
     ),
 )
 

@@ -24,8 +24,8 @@ CHIPS = {"sm_80": (8, 0), "sm_90a": (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 
 def as_torch(x: Any) -> torch.Tensor:
     if x.dtype.name in ("bfloat16", "float8_e4m3fn"):
         width = np.int16 if x.dtype.itemsize == 2 else np.uint8
-        return torch.from_numpy(x.view(width).copy()).view(getattr(torch, x.dtype.name))
-    return torch.from_numpy(x.copy())
+        return torch.from_numpy(x.view(width).copy(order="K")).view(getattr(torch, x.dtype.name))
+    return torch.from_numpy(x.copy(order="K"))
 
 
 def values(result: Any) -> list[Any]:
@@ -62,7 +62,7 @@ def test_frameworks_agree(case: Any) -> None:
         return
     entry = getattr(cudnn, case.jax)
     jitted = jax.jit(lambda arrays: entry(*arrays, **case.options))
-    agree(jitted([jnp.asarray(x) for x in case.make().values()]), run(case, np.array), case.unit)
+    agree(jitted([jnp.asarray(x) for x in case.for_jax()]), run(case, np.array), case.unit)
 
 
 def test_torch_compile_traces_in_one_graph(case: Any) -> None:
@@ -84,7 +84,7 @@ def test_jax_lowers_for_cuda_without_a_gpu(case: Any, monkeypatch: pytest.Monkey
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     entry = getattr(cudnn, case.jax)
     # Shapes of its own: traces are kept, and other tests trace without a target.
-    arrays = [jnp.asarray(x) for x in case.make(case.rows + 2).values()]
+    arrays = [jnp.asarray(x) for x in case.for_jax(case.rows + 2)]
     lowered = jax.jit(lambda xs: entry(*xs, **case.options)).trace(arrays).lower(lowering_platforms=("cuda",))
     assert "custom_call" in lowered.as_text()
 

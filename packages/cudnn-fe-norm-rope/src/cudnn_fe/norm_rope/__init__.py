@@ -2,5 +2,15 @@
 
 from cudnn_fe.norm_rope._version import __version__
 from cudnn_fe.norm_rope.rmsnorm_rht_amax import rmsnorm_rht_amax_forward, rmsnorm_rht_amax_jax_forward
+from cudnn_fe.norm_rope.rope_tail import tail_rope_forward, tail_rope_jax_forward
+from cudnn_fe.norm_rope.vision_rope import vision_rope_backward, vision_rope_jax_backward
 
-__all__ = ["__version__", "rmsnorm_rht_amax_forward", "rmsnorm_rht_amax_jax_forward"]
+__all__ = [
+    "__version__",
+    "rmsnorm_rht_amax_forward",
+    "rmsnorm_rht_amax_jax_forward",
+    "tail_rope_forward",
+    "tail_rope_jax_forward",
+    "vision_rope_backward",
+    "vision_rope_jax_backward",
+]

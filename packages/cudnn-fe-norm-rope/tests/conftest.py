@@ -59,6 +59,17 @@ CASES = (
         {"rows_per_cta": 2},
         "rmsnorm_rht_amax_jax_forward",
     ),
+    *(
+        Case(
+            "rmsnorm_silu_forward",
+            lambda rng, m: {"x": normal(rng, m, 96), "weight": normal(rng, 96)},
+            {"eps": 1e-6, "out_dtype": kind},
+            "rmsnorm_silu_jax_forward",
+            # A value at a tie may go either way where frameworks sum in another order: a step of the format, rarely.
+            unit=unit,
+        )
+        for kind, unit in (("bfloat16", 2.0**-8), ("float8_e4m3fn", 2.0**-4), ("float4_e2m1fn", 2.0**-4))
+    ),
     Case(
         "tail_rope_forward",
         lambda rng, m: {"x": normal(rng, m, 3, 128), "cosine": angles(rng, m, 32), "sine": angles(rng, m, 32)},
@@ -79,11 +90,6 @@ CASES = (
         unit=0.0,
     ),
 )
-
-
-@pytest.fixture
-def cases() -> tuple[Case, ...]:
-    return CASES
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -31,7 +31,9 @@ def test_against_float64(n: int, rows: int) -> None:
     o, amax = rmsnorm_rht_amax_forward(x, w, eps=1e-5, rows_per_cta=rows)
     wanted = definition(x, w, 1e-5)
     error = o.astype(np.float64) - wanted
-    assert np.sqrt(np.mean(error**2) / np.mean(wanted**2)) <= 2.0**-9  # one rounding to bfloat16
+    assert np.sqrt(np.mean(error**2) / np.mean(wanted**2)) <= 2.0**-8 / np.sqrt(
+        3
+    )  # one rounding to bfloat16, uniform in half a unit
     largest = np.abs(wanted).reshape(8 // rows, -1).max(axis=1)
     # Before the rounding: the row sum's and a dozen operations' float32 roundings.
     np.testing.assert_allclose(amax, largest, rtol=2.0**-23 * (np.sqrt(n) + 16))

@@ -2,6 +2,7 @@
 
 from cudnn_fe.norm_rope._version import __version__
 from cudnn_fe.norm_rope.rmsnorm_rht_amax import rmsnorm_rht_amax_forward, rmsnorm_rht_amax_jax_forward
+from cudnn_fe.norm_rope.rmsnorm_silu import rmsnorm_silu_forward, rmsnorm_silu_jax_forward
 from cudnn_fe.norm_rope.rope_tail import tail_rope_forward, tail_rope_jax_forward
 from cudnn_fe.norm_rope.vision_rope import vision_rope_backward, vision_rope_jax_backward
 
@@ -9,6 +10,8 @@ __all__ = [
     "__version__",
     "rmsnorm_rht_amax_forward",
     "rmsnorm_rht_amax_jax_forward",
+    "rmsnorm_silu_forward",
+    "rmsnorm_silu_jax_forward",
     "tail_rope_forward",
     "tail_rope_jax_forward",
     "vision_rope_backward",

@@ -7,10 +7,11 @@ from cudnn_fe.core.registry import Family
 __all__ = ["FAMILY"]
 
 _BASE = "cudnn_fe.norm_rope"
-_OPS = ("rmsnorm_rht_amax.op:FORWARD", "rope_tail.op:FORWARD", "vision_rope.op:BACKWARD")
+_OPS = ("rmsnorm_rht_amax.op:FORWARD", "rope_tail.op:FORWARD", "vision_rope.op:BACKWARD", "rmsnorm_silu.op:FORWARD")
 _NAMES = {
     "rmsnorm_rht_amax": "rmsnorm_rht_amax_forward rmsnorm_rht_amax_jax_forward",
     "rmsnorm_rht_amax.legacy": "rmsnorm_rht_amax_wrapper_sm100 RmsNormRhtAmaxSm100",
+    "rmsnorm_silu": "rmsnorm_silu_forward rmsnorm_silu_jax_forward",
     "rope_tail": "tail_rope_forward tail_rope_jax_forward",
     "rope_tail.legacy": "tail_rope TailRoPEForward",
     "vision_rope": "vision_rope_backward vision_rope_jax_backward",

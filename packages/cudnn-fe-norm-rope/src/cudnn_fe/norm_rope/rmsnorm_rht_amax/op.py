@@ -165,8 +165,8 @@ FORWARD = Op(
         ),
     ),
     summary="RMSNorm, a 16-point Hadamard transform of every 16 channels, and the largest magnitude of groups of rows.",
-    formula=r"z_{m} = \tfrac{1}{4} H_{16} \left( \frac{x_m}{\sqrt{\tfrac1N \sum_n x_{mn}^2 + \epsilon}} \odot w \right),"
-    r"\qquad a_c = \max_{m \in c,\, n} |z_{mn}|",
+    formula=r"z_{m} = \tfrac{1}{4} H_{16} \left( \frac{x_m}{\sqrt{\tfrac1N \sum_n x_{mn}^2 + \epsilon}} \odot w \right)"
+    r", \qquad a_c = \max_{m \in c,\, n} |z_{mn}|",
     tensors=(
         TensorRule("x_tensor", "(M, N) or (M, N, 1)", "rows contiguous, any distance apart", ("bfloat16",), "input"),
         TensorRule("w_tensor", "(N,) or (N, 1)", "contiguous", ("bfloat16",), "weight"),

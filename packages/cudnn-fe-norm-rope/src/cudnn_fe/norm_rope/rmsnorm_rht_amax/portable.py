@@ -14,7 +14,7 @@ from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
 from cudnn_fe.core.cute.exact import reciprocal_square_root
 from cudnn_fe.core.cute.hadamard import hadamard16_of_lane_pair
 from cudnn_fe.core.cute.row_reduce import RowGroups
-from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, load_words, row_address, store_words
+from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_words
 from cudnn_fe.norm_rope.rmsnorm_rht_amax.op import RowSpec
 
 __all__ = ["fake_arguments", "launcher"]

@@ -41,7 +41,7 @@ TailRoPEForward = make_class(
         scalars=(),
         absent=(),
         bind=_bind,
-        free={name: (0,) for name in ("x", "cosine", "sine", "out")},
+        free=dict.fromkeys(("x", "cosine", "sine", "out"), (0,)),
         returns=("out",),
         scratch_bytes=lambda problem: 0,
     ),

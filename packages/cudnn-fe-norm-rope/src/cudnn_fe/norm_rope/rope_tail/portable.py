@@ -11,8 +11,8 @@ from cutlass import Float32, Int32, Int64, cute
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
 from cudnn_fe.core.cute.ptx_base import assemble
-from cudnn_fe.core.cute.row_vectors import VECTOR, load_words, store_words
 from cudnn_fe.core.cute.rotary import rotate_pairs
+from cudnn_fe.core.cute.row_vectors import VECTOR, load_words, store_words
 from cudnn_fe.norm_rope.rope_tail.op import PAIRS, TailSpec
 
 __all__ = ["fake_arguments", "launcher"]

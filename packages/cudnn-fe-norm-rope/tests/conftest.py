@@ -52,6 +52,14 @@ def angles(rng: np.random.Generator, *shape: int) -> NDArray[Any]:
     return np.cos(rng.uniform(0, 7, size=shape)).astype(np.float32)
 
 
+def gate(rng: np.random.Generator, tokens: int) -> dict[str, NDArray[Any]]:
+    return {
+        "x": normal(rng, tokens, 4, 5120),
+        "kv": normal(rng, tokens, 25600),
+        "weight": normal(rng, 4, 5120, dtype=np.float32),
+    }
+
+
 CASES = (
     Case(
         "rmsnorm_rht_amax_forward",
@@ -69,6 +77,23 @@ CASES = (
             unit=unit,
         )
         for kind, unit in (("bfloat16", 2.0**-8), ("float8_e4m3fn", 2.0**-4), ("float4_e2m1fn", 2.0**-4))
+    ),
+    Case(
+        "engram_gate_saved_forward",
+        lambda rng, m: {**gate(rng, m), "token_mask": np.arange(m) % 3 > 0},
+        {"eps": 1e-20},
+        "engram_gate_saved_jax_forward",
+        rows=2,
+    ),
+    Case(
+        "engram_gate_saved_backward",
+        lambda rng, m: {
+            **gate(rng, m),
+            "saved": rng.uniform(0.1, 1, size=(m, 4, 4)).astype(np.float32),
+            "grad_out": normal(rng, m, 4, 5120),
+        },
+        jax="engram_gate_saved_jax_backward",
+        rows=2,
     ),
     Case(
         "tail_rope_forward",

@@ -57,6 +57,7 @@ def call(
     backend: str | None = None,
     stream: Any = None,
     outs: tuple[Any, ...] | None = None,
+    workspace: Any = None,
 ) -> tuple[Any, ...]:
     """Run an op on arrays of any one framework.
 
@@ -68,6 +69,7 @@ def call(
         backend: See `cudnn_fe.core.choose.choose`.
         stream: Launch stream for CUDA tensors; None is the framework's current one.
         outs: The caller's buffers for the results, None for each one to allocate; None for all.
+        workspace: A torch buffer for what the kernel wants besides, large enough; None allocates it.
 
     Returns:
         The op's results, as arrays of the operands' framework.
@@ -78,7 +80,7 @@ def call(
         from cudnn_fe.core.torch import call_torch  # torch is imported: the operands are its tensors
 
         tensors = tuple(o.array.permute(o.dims) if isinstance(o, Permuted) else o for o in operands)
-        return call_torch(op, tensors, options, scalars, backend, stream, outs)
+        return call_torch(op, tensors, options, scalars, backend, stream, outs, workspace)
     if framework == "jax":
         from cudnn_fe.core.jax import call_jax  # likewise
 

@@ -10,12 +10,19 @@ from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
 from cudnn_fe.core.device import device
-from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, OptionError, ShapeError
+from cudnn_fe.core.errors import (
+    AlignmentError,
+    DeviceError,
+    FrameworkError,
+    NotCompiledError,
+    OptionError,
+    ShapeError,
+)
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.frameworks import common_framework
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.streams import torch_stream
-from cudnn_fe.core.tensor import TensorSpec, refuse_overlap, spec_of
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, refuse_overlap, spec_of
 
 __all__ = ["OpClass"]
 
@@ -84,6 +91,26 @@ class OpClass:
         """What the op was made for, once `check_support` has accepted it."""
         assert self._problem is not None
         return self._problem
+
+    def scratch_workspace_bytes(self) -> int:
+        """Bytes of the workspace that ``execute`` takes; 0 where it takes none."""
+        return 0
+
+    def _check_workspace(self, workspace: Any) -> None:
+        """Raises unless the workspace is a contiguous, 16-byte aligned buffer of enough bytes on the op's device."""
+        wanted = f"{self.scratch_workspace_bytes()} contiguous bytes, 16-byte aligned, on {self.problem.device}"
+        remedy = f"allocate {type(self).__name__}.scratch_workspace_bytes() bytes"
+        if workspace is None:
+            raise OptionError("workspace", got="None", wanted=wanted, remedy=remedy)
+        spec = spec_of(workspace, "workspace")
+        if spec.strides != contiguous_strides(spec.shape) or spec.nbytes < self.scratch_workspace_bytes():
+            raise ShapeError(
+                "workspace", got=f"{spec.shape} {spec.dtype}, {spec.strides}", wanted=wanted, remedy=remedy
+            )
+        if spec.alignment < 16:
+            raise AlignmentError("workspace", got=f"{spec.alignment} bytes", wanted=wanted, remedy=remedy)
+        if spec.device != self.problem.device:
+            raise DeviceError("workspace", got=spec.device, wanted=wanted, remedy=remedy)
 
     def _require_compiled(self) -> Launch:
         if self._run is None:
@@ -178,7 +205,13 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
     options = problem.options
     seen: set[tuple[Any, ...]] = set()
 
-    def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
+    def launch(
+        inputs: tuple[Any, ...],
+        outputs: tuple[Any, ...],
+        scalars: tuple[float, ...],
+        stream: Any,
+        workspace: Any = None,
+    ) -> None:
         tensors = inputs + outputs
         shapes = tuple([tuple(tensor.shape) for tensor in tensors if hasattr(tensor, "shape")])
         if shapes not in seen:
@@ -193,7 +226,7 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
         found = spec_of(tensors[0], specs[0].name)
         if found.device != specs[0].device:
             raise _mismatch(tensors[0], specs[0])
-        call(op, inputs, options, scalars, stream=stream, outs=outputs)
+        call(op, inputs, options, scalars, stream=stream, outs=outputs, workspace=workspace)
 
     return launch
 

@@ -123,7 +123,11 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
         lines.append(f"    if not ({' is '.join((*row.absent, 'None'))}):")
         lines.append(f"        _refuse({{{', '.join(f'{name!r}: {name}' for name in row.absent)}}})")
     lines.append("    run = self._run or self._require_compiled()")
-    lines.append(f"    run({tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {numbers}, {stream})")
+    given = f"{tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {numbers}, {stream}"
+    if "workspace" in _names(row.execute):
+        lines.append("    self._check_workspace(workspace)")
+        given += ", workspace"
+    lines.append(f"    run({given})")
     if row.returns:
         mapping = f"_TupleDict({', '.join(f'{name}={name}' for name in row.returns)})"
         lines.append(f"    return {row.returns[0] if row.bare else mapping}")

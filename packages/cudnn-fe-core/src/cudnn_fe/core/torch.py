@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -81,24 +82,47 @@ class TorchPlan:
                 written.append((spec, out.data_ptr()))
         refuse_overlap(list(inputs.values()), written)
 
-    def run(self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]) -> None:
+    def run(
+        self,
+        operands: Tensors,
+        outputs: list[torch.Tensor],
+        scalars: tuple[float, ...],
+        workspace: torch.Tensor | None = None,
+    ) -> None:
         """Write the results into ``outputs`` on the current stream."""
         if self.function is None:
             self._run_reference(operands, outputs, scalars)
         elif self.device_index == torch.cuda.current_device():
-            self._launch(self.function, operands, outputs, scalars)
+            self._launch(self.function, operands, outputs, scalars, workspace)
         else:
             with torch.cuda.device(self.device_index):
-                self._launch(self.function, operands, outputs, scalars)
+                self._launch(self.function, operands, outputs, scalars, workspace)
 
     def _launch(
-        self, function: Any, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]
+        self,
+        function: Any,
+        operands: Tensors,
+        outputs: list[torch.Tensor],
+        scalars: tuple[float, ...],
+        workspace: torch.Tensor | None,
     ) -> None:
         if self.scratch:
-            scratch = [torch.empty_strided(s, t, dtype=d, device=p) for s, t, d, p in self.scratch]
+            if workspace is not None:
+                scratch = self._carve(workspace)
+            else:
+                scratch = [torch.empty_strided(s, t, dtype=d, device=p) for s, t, d, p in self.scratch]
             function(*[t for t in operands if t is not None], *outputs, *scratch, *scalars)
         else:
             function(*[t for t in operands if t is not None], *outputs, *scalars)
+
+    def _carve(self, workspace: torch.Tensor) -> list[torch.Tensor]:
+        """The scratch buffers inside the caller's workspace, each at a multiple of 128 bytes."""
+        raw, offset, parts = workspace.view(torch.uint8).view(-1), 0, []
+        for shape, _, kind, _ in self.scratch:
+            nbytes = prod(shape) * kind.itemsize
+            parts.append(raw[offset : offset + nbytes].view(kind).view(shape))
+            offset += -(-nbytes // 128) * 128
+        return parts
 
     def _run_reference(self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]) -> None:
         import array_api_compat.torch as xp
@@ -146,18 +170,19 @@ class TorchOp:
         backend: str | None,
         stream: Any = None,
         outs: Tensors | None = None,
+        workspace: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Run now, without recording derivatives."""
         plan = self.plan(operands, options, backend)
         if stream is None or plan.device_index < 0:
             outputs = plan.allocate() if outs is None else plan.place(operands, outs)
-            plan.run(operands, outputs, scalars)
+            plan.run(operands, outputs, scalars, workspace)
             return tuple(outputs)
         launch = torch_stream(stream, plan.device_index)
         with torch.cuda.stream(launch):
             outputs = plan.allocate() if outs is None else plan.place(operands, outs)
-            plan.run(operands, outputs, scalars)
-        for tensor in (*operands, *(outs or ())):
+            plan.run(operands, outputs, scalars, workspace)
+        for tensor in (*operands, *(outs or ()), workspace):
             if tensor is not None:
                 tensor.record_stream(launch)
         return tuple(outputs)
@@ -177,6 +202,7 @@ def call_torch(
     backend: str | None,
     stream: Any,
     outs: Tensors | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Run an op on torch tensors, whichever way torch is looking at them.
 
@@ -196,7 +222,7 @@ def call_torch(
     if wants_gradient and runner.gradient is not None and outs is None and torch.is_grad_enabled():
         runner.gradient.check(tuple(t.dtype for t in operands if t is not None))
         return tuple(_Differentiable.apply(runner, options, scalars, backend, stream, *operands))  # type: ignore[no-untyped-call]
-    return runner.eager(operands, options, scalars, backend, stream, outs)
+    return runner.eager(operands, options, scalars, backend, stream, outs, workspace)
 
 
 def _into(outs: Tensors | None, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -7,7 +7,14 @@ from cudnn_fe.core.registry import Family
 __all__ = ["FAMILY"]
 
 _BASE = "cudnn_fe.norm_rope"
-_OPS = ("rmsnorm_rht_amax.op:FORWARD", "rope_tail.op:FORWARD", "vision_rope.op:BACKWARD", "rmsnorm_silu.op:FORWARD")
+_OPS = (
+    "rmsnorm_rht_amax.op:FORWARD",
+    "rmsnorm_silu.op:FORWARD",
+    "rope_tail.op:FORWARD",
+    "vision_rope.op:BACKWARD",
+    "engram_gate.op:FORWARD",
+    "engram_gate.op:BACKWARD",
+)
 _NAMES = {
     "rmsnorm_rht_amax": "rmsnorm_rht_amax_forward rmsnorm_rht_amax_jax_forward",
     "rmsnorm_rht_amax.legacy": "rmsnorm_rht_amax_wrapper_sm100 RmsNormRhtAmaxSm100",
@@ -16,6 +23,9 @@ _NAMES = {
     "rope_tail.legacy": "tail_rope TailRoPEForward",
     "vision_rope": "vision_rope_backward vision_rope_jax_backward",
     "vision_rope.legacy": "vision_rope_backward_wrapper VisionRoPEBackward",
+    "engram_gate": "engram_gate_saved_forward engram_gate_saved_backward "
+    "engram_gate_saved_jax_forward engram_gate_saved_jax_backward",
+    "engram_gate.legacy": "EngramGateSavedForward EngramGateSavedBackward",
 }
 
 FAMILY = Family(

@@ -11,7 +11,7 @@ from cutlass import Float32
 
 from cudnn_fe.core.cute.ptx_base import assemble
 
-__all__ = ["add", "divide", "fused_multiply_add", "multiply", "reciprocal_square_root", "subtract"]
+__all__ = ["add", "divide", "fused_multiply_add", "multiply", "reciprocal_square_root", "square_root", "subtract"]
 
 
 def _one(code: str, *arguments: Any) -> Float32:
@@ -42,6 +42,11 @@ def divide(a: Any, b: Any) -> Float32:
 def fused_multiply_add(a: Any, b: Any, c: Any) -> Float32:
     """``a * b + c``, rounded once."""
     return _one("fma.rn.f32 $0, $1, $2, $3;", a, b, c)
+
+
+def square_root(a: Any) -> Float32:
+    """The correctly rounded square root."""
+    return _one("sqrt.rn.f32 $0, $1;", a)
 
 
 def reciprocal_square_root(a: Any) -> Float32:

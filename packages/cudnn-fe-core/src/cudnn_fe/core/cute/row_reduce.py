@@ -29,7 +29,7 @@ class RowGroups:
     """How a block's threads share rows: ``groups`` rows at a time, ``threads`` neighbouring threads to each.
 
     Attributes:
-        threads: A power of two, at most 1024.
+        threads: A power of two or a multiple of 128, at most 1024.
         groups: Rows at a time.
     """
 
@@ -92,7 +92,8 @@ def _across_warps(
         width = min(warps, 4)
         parts = [part for start in range(0, warps, width) for part in load_shared(at + start * 4, width, Float32)]
         while len(parts) > 1:
-            parts = [combine(low, high) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+            odd = parts[len(parts) // 2 * 2 :]
+            parts = [combine(low, high) for low, high in zip(parts[::2], parts[1::2], strict=False)] + odd
         results.append(parts[0])
     return results
 

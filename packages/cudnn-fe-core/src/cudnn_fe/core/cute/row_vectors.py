@@ -8,11 +8,20 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.ptx_base import assemble, load_global
 
-__all__ = ["VECTOR", "load_vectors", "load_words", "row_address", "store_global", "store_words"]
+__all__ = [
+    "VECTOR",
+    "load_floats",
+    "load_vectors",
+    "load_words",
+    "row_address",
+    "store_floats",
+    "store_global",
+    "store_words",
+]
 
 VECTOR = 8  # elements of two bytes: 16 bytes
 
@@ -53,6 +62,17 @@ def store_words(address: Int64, words: list[Any], width: int, valid: Any) -> Non
         return
     for start in range(0, 16, width):
         store_global(address + start, words[start // 4 : (start + width) // 4], width, valid)
+
+
+def load_floats(address: Int64, count: int, valid: Any, width: int = 16) -> list[Float32]:
+    """``count`` fp32 values, a multiple of four, by accesses of ``width`` (16, 8 or 4) bytes; zeros unless ``valid``."""
+    words = [word for start in range(0, 4 * count, 16) for word in load_words(address + start, width, valid)]
+    return [value for word in words for value in assemble("mov.b32 $0, $1;", [Float32], [word])]
+
+
+def store_floats(address: Int64, values: list[Any], valid: Any) -> None:
+    """Write four fp32 values to a 16-byte aligned address where ``valid``."""
+    store_global(address, [assemble("mov.b32 $0, $1;", [Int32], [Float32(value)])[0] for value in values], 16, valid)
 
 
 @cute.jit

@@ -101,6 +101,24 @@ CASES = (
         jax="tail_rope_jax_forward",
         unit=0.0,
     ),
+    *(
+        Case(
+            "rope_qdq_inplace_forward",
+            lambda rng, m, shape=shape: {
+                "x": normal(rng, m, *shape),
+                "cache": angles(rng, 40, 64),
+                "positions": rng.integers(0, 40, size=m).astype(np.int32),
+            },
+            {"quantization": kind, "group_size": group, "scale_format": scale},
+            "rope_qdq_jax_forward",
+            unit=0.0,
+        )
+        for kind, group, scale, shape in (
+            ("fp4", 32, "ue8m0", (4, 128)),
+            ("fp8", 32, "ue8m0", (512,)),
+            ("fp4", 16, "e4m3", (512,)),
+        )
+    ),
     Case(
         "vision_rope_backward",
         lambda rng, m: {

@@ -52,7 +52,7 @@ class LegacyClass:
         absent: Its parameters that must be None in the modes served.
         bind: From the constructor's arguments to the problem, the outputs' specs and the scalars.
         free: Dims that may differ from the samples' at each `execute`, by operand or output of the problem; None: none.
-        returns: Its parameters that `execute` returns, as a mapping; None: nothing.
+        returns: Its parameters that `execute` returns, as a mapping, ``"key=parameter"`` where the names differ.
         bare: Whether the one returned is returned itself.
         scratch_bytes: Bytes of the workspace that the documentation asks for; gives ``scratch_workspace_bytes``.
     """
@@ -129,8 +129,8 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
         given += ", workspace"
     lines.append(f"    run({given})")
     if row.returns:
-        mapping = f"_TupleDict({', '.join(f'{name}={name}' for name in row.returns)})"
-        lines.append(f"    return {row.returns[0] if row.bare else mapping}")
+        pairs = ", ".join(name if "=" in name else f"{name}={name}" for name in row.returns)
+        lines.append(f"    return {row.returns[0] if row.bare else f'_TupleDict({pairs})'}")
     execute = _define(
         "execute",
         "\n".join(lines),

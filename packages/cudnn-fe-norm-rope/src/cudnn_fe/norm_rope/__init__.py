@@ -9,6 +9,7 @@ from cudnn_fe.norm_rope.engram_gate import (
 )
 from cudnn_fe.norm_rope.rmsnorm_rht_amax import rmsnorm_rht_amax_forward, rmsnorm_rht_amax_jax_forward
 from cudnn_fe.norm_rope.rmsnorm_silu import rmsnorm_silu_forward, rmsnorm_silu_jax_forward
+from cudnn_fe.norm_rope.rope_qdq import rope_qdq_inplace_forward, rope_qdq_jax_forward
 from cudnn_fe.norm_rope.rope_tail import tail_rope_forward, tail_rope_jax_forward
 from cudnn_fe.norm_rope.vision_rope import vision_rope_backward, vision_rope_jax_backward
 
@@ -22,6 +23,8 @@ __all__ = [
     "rmsnorm_rht_amax_jax_forward",
     "rmsnorm_silu_forward",
     "rmsnorm_silu_jax_forward",
+    "rope_qdq_inplace_forward",
+    "rope_qdq_jax_forward",
     "tail_rope_forward",
     "tail_rope_jax_forward",
     "vision_rope_backward",

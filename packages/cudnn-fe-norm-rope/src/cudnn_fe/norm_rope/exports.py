@@ -12,6 +12,7 @@ _OPS = (
     "rmsnorm_silu.op:FORWARD",
     "rope_tail.op:FORWARD",
     "vision_rope.op:BACKWARD",
+    "rope_qdq.op:FORWARD",
     "engram_gate.op:FORWARD",
     "engram_gate.op:BACKWARD",
 )
@@ -21,6 +22,8 @@ _NAMES = {
     "rmsnorm_silu": "rmsnorm_silu_forward rmsnorm_silu_jax_forward",
     "rope_tail": "tail_rope_forward tail_rope_jax_forward",
     "rope_tail.legacy": "tail_rope TailRoPEForward",
+    "rope_qdq": "rope_qdq_inplace_forward rope_qdq_jax_forward",
+    "rope_qdq.legacy": "rope_qdq_inplace RopeQDQInplace",
     "vision_rope": "vision_rope_backward vision_rope_jax_backward",
     "vision_rope.legacy": "vision_rope_backward_wrapper VisionRoPEBackward",
     "engram_gate": "engram_gate_saved_forward engram_gate_saved_backward "

@@ -60,6 +60,15 @@ def gate(rng: np.random.Generator, tokens: int) -> dict[str, NDArray[Any]]:
     }
 
 
+def lmsd(rng: np.random.Generator, rows: int, columns: int) -> dict[str, NDArray[Any]]:
+    return {
+        "x_tensor": normal(rng, rows, columns),
+        "u_tensor": normal(rng, rows, columns),
+        "weight_tensor": normal(rng, columns),
+        "bias_tensor": normal(rng, columns),
+    }
+
+
 CASES = (
     Case(
         "rmsnorm_rht_amax_forward",
@@ -94,6 +103,37 @@ CASES = (
         },
         jax="engram_gate_saved_jax_backward",
         rows=2,
+    ),
+    *(
+        Case(
+            "hstu_lmsd_forward",
+            lambda rng, m: lmsd(rng, m, 24),
+            {"dropout_ratio": ratio, "apply_u_silu": silu, "concat_u": True, "concat_x": silu},
+            "hstu_lmsd_jax_forward",
+        )
+        for ratio, silu in ((0.25, True), (0.0, False))
+    ),
+    *(
+        Case(
+            "hstu_lmsd_backward",
+            lambda rng, m, ratio=ratio, silu=silu: {
+                "dy_tensor": normal(rng, m, 24 * (2 + silu)),
+                **lmsd(rng, m, 24),
+                "mean_tensor": normal(rng, m, dtype=np.float32) / 8,
+                "rstd_tensor": rng.uniform(0.5, 2, size=m).astype(np.float32),
+                **({"mask_tensor": rng.integers(0, 8, size=(m, 24)).astype(np.int8)} if ratio else {}),
+            },
+            {
+                **({} if ratio else {"mask_tensor": None}),
+                "dropout_ratio": ratio,
+                "apply_u_silu": silu,
+                "concat_u": True,
+                "concat_x": silu,
+                "compute_dweight": silu,
+            },
+            "hstu_lmsd_jax_backward",
+        )
+        for ratio, silu in ((0.25, True), (0.0, False))
     ),
     Case(
         "tail_rope_forward",

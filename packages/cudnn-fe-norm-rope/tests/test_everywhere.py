@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import jax
@@ -56,12 +57,16 @@ def run(case: Any, wrap: Any, function: Any = None) -> Any:
     return function(**{name: wrap(x) for name, x in case.make().items()}, **case.options)
 
 
+def _call_by_position(entry: Any, options: Any, arrays: Any) -> Any:
+    return entry(*arrays, **options)
+
+
 def test_frameworks_agree(case: Any) -> None:
     agree(run(case, as_torch), run(case, np.array), case.unit)
     if case.jax is None:
         return
     entry = getattr(cudnn, case.jax)
-    jitted = jax.jit(lambda arrays: entry(*arrays, **case.options))
+    jitted = jax.jit(partial(_call_by_position, entry, case.options))
     agree(jitted([jnp.asarray(x) for x in case.for_jax()]), run(case, np.array), case.unit)
 
 
@@ -85,7 +90,7 @@ def test_jax_lowers_for_cuda_without_a_gpu(case: Any, monkeypatch: pytest.Monkey
     entry = getattr(cudnn, case.jax)
     # Shapes of its own: traces are kept, and other tests trace without a target.
     arrays = [jnp.asarray(x) for x in case.for_jax(case.rows + 2)]
-    lowered = jax.jit(lambda xs: entry(*xs, **case.options)).trace(arrays).lower(lowering_platforms=("cuda",))
+    lowered = jax.jit(partial(_call_by_position, entry, case.options)).trace(arrays).lower(lowering_platforms=("cuda",))
     assert "custom_call" in lowered.as_text()
 
 
@@ -98,7 +103,8 @@ def test_op_has_its_names_and_documentation(op: Op) -> None:
     documented = [rule.name for rule in op.tensors]
     assert set(op.results) <= set(documented)
     assert set(op.problem.operands) <= set(documented)
-    assert all(name in inspect.signature(getattr(cudnn, op.name)).parameters for name in op.problem.operands)
+    required = set(op.problem.operands) - op.problem.optional
+    assert required <= set(inspect.signature(getattr(cudnn, op.name)).parameters)
 
 
 @pytest.mark.parametrize("arch", CHIPS)
@@ -106,7 +112,8 @@ def test_kernels_compile(case: Any, arch: str) -> None:
     op = next(op for op in FAMILY.ops if case.function in (op.name, *op.legacy))
     arrays = case.make()
     specs = [spec_of(arrays[name], name) if name in arrays else None for name in op.problem.operands]
-    problem = op.bind(*specs, **{k: v for k, v in case.options.items() if k not in op.scalars})
+    options = {"dropout": bool(case.options.get("dropout_ratio")), **case.options}
+    problem = op.bind(*specs, **options)
     chip = Device("cuda:0", CHIPS[arch], 132, arch)
     for kernel in op.kernels:
         assert arch in kernel.targets

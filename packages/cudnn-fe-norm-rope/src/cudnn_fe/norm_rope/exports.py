@@ -15,6 +15,8 @@ _OPS = (
     "rope_qdq.op:FORWARD",
     "engram_gate.op:FORWARD",
     "engram_gate.op:BACKWARD",
+    "hstu_lmsd.op:FORWARD",
+    "hstu_lmsd.op:BACKWARD",
 )
 _NAMES = {
     "rmsnorm_rht_amax": "rmsnorm_rht_amax_forward rmsnorm_rht_amax_jax_forward",
@@ -29,6 +31,7 @@ _NAMES = {
     "engram_gate": "engram_gate_saved_forward engram_gate_saved_backward "
     "engram_gate_saved_jax_forward engram_gate_saved_jax_backward",
     "engram_gate.legacy": "EngramGateSavedForward EngramGateSavedBackward",
+    "hstu_lmsd": "hstu_lmsd_forward hstu_lmsd_backward hstu_lmsd_jax_forward hstu_lmsd_jax_backward",
 }
 
 FAMILY = Family(

@@ -14,7 +14,7 @@ from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
 from cudnn_fe.core.cute.exact import reciprocal_square_root
 from cudnn_fe.core.cute.hadamard import hadamard16_of_lane_pair
 from cudnn_fe.core.cute.row_reduce import RowGroups
-from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, load_words, row_address, store_words
+from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_words
 from cudnn_fe.norm_rope.rmsnorm_rht_amax.op import RowSpec
 
 __all__ = ["fake_arguments", "launcher"]
@@ -26,9 +26,6 @@ class _RmsNormRhtAmax:
         self.per_row = spec.columns // VECTOR
         self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
         self.tile = spec.plan.threads * spec.plan.vectors
-        # 1024 threads have 64 registers each: no room for weights, nor for the next row of the widest plans.
-        self.keep_weights = spec.plan.threads < 1024
-        self.prefetch = spec.plan.tiles == 1 and spec.plan.vectors <= 4
 
     @cute.jit
     def __call__(
@@ -45,44 +42,30 @@ class _RmsNormRhtAmax:
         group, lane = self.groups.place()
         words = cute.make_rmem_tensor(4 * self.plan.vectors, Int32)
         weights = cute.make_rmem_tensor(4 * self.plan.vectors, Int32)
-        if cutlass.const_expr(self.keep_weights):
+        one_tile = cutlass.const_expr(self.plan.tiles == 1)
+        if one_tile:
             load_vectors(weights, w.iterator.toint(), lane, self.plan.threads, self.per_row, self.width)
-        if cutlass.const_expr(self.prefetch):
-            self.load(words, x, chunk, rows, group, lane)
         top = Float32(0.0)
         for turn in cutlass.range((rows + self.plan.groups - 1) // self.plan.groups, unroll=1):
             inside = turn * self.plan.groups + group
             row = Int64(chunk) * rows + inside
             limit = cutlass.select_(inside < rows, Int32(self.per_row), Int32(0))
-            following = cute.make_rmem_tensor(4 * self.plan.vectors, Int32)
+            source = row_address(x, row)
             total = Float32(0.0)
-            if cutlass.const_expr(self.prefetch):
-                self.load(following, x, chunk, rows, inside + self.plan.groups, lane)
-                total = self.squares(words)
-            else:
-                for tile in cutlass.range(self.plan.tiles, unroll=1):
-                    first = tile * self.tile + lane
-                    load_vectors(words, row_address(x, row), first, self.plan.threads, limit, self.width)
-                    total += self.squares(words)
+            for tile in cutlass.range(self.plan.tiles, unroll=1):
+                load_vectors(words, source, tile * self.tile + lane, self.plan.threads, limit, self.width)
+                total += self.squares(words)
             (total,) = self.groups.sum([total], shared, turn & 1)
             scale = reciprocal_square_root(total / Float32(self.columns) + eps)
             for tile in cutlass.range(self.plan.tiles, unroll=1):
                 first = tile * self.tile + lane
                 if cutlass.const_expr(self.plan.tiles > 1):
-                    load_vectors(words, row_address(x, row), first, self.plan.threads, limit, self.width)
-                top = self.transform(words, w, weights, scale, row_address(o, row), first, limit, top)
-            if cutlass.const_expr(self.prefetch):
-                words.store(following.load())
+                    load_vectors(words, source, first, self.plan.threads, limit, self.width)
+                    load_vectors(weights, w.iterator.toint(), first, self.plan.threads, self.per_row, self.width)
+                top = self.transform(words, weights, scale, row_address(o, row), first, limit, top)
         top = self.groups.maximum_of_block(top, shared)
         if cute.arch.thread_idx()[0] == 0:
             amax[chunk] = top
-
-    @cute.jit
-    def load(self, words: cute.Tensor, x: cute.Tensor, chunk: Int32, rows: Int32, inside: Int32, lane: Int32) -> None:
-        """One row of the chunk; nothing past its end."""
-        limit = cutlass.select_(inside < rows, Int32(self.per_row), Int32(0))
-        source = row_address(x, Int64(chunk) * rows + inside)
-        load_vectors(words, source, lane, self.plan.threads, limit, self.width)
 
     @cute.jit
     def squares(self, words: cute.Tensor) -> Float32:
@@ -96,7 +79,6 @@ class _RmsNormRhtAmax:
     def transform(
         self,
         words: cute.Tensor,
-        w: cute.Tensor,
         weights: cute.Tensor,
         scale: Float32,
         target: Int64,
@@ -106,15 +88,12 @@ class _RmsNormRhtAmax:
     ) -> Float32:
         for index in cutlass.range_constexpr(self.plan.vectors):
             values = widen_pairs([words[index * 4 + part] for part in range(4)])
-            vector = first + index * self.plan.threads
-            four = [weights[index * 4 + part] for part in range(4)]
-            if cutlass.const_expr(not self.keep_weights):
-                four = load_words(w.iterator.toint() + Int64(vector) * 16, self.width, Int32(vector < self.per_row))
-            factors = widen_pairs(four)
+            factors = widen_pairs([weights[index * 4 + part] for part in range(4)])
             scaled = [value * scale * factor for value, factor in zip(values, factors, strict=True)]
             mixed = [value * Float32(0.25) for value in hadamard16_of_lane_pair(scaled, first)]
             for value in mixed:
                 top = cute.arch.fmax(top, cute.arch.fmax(value, -value))
+            vector = first + index * self.plan.threads
             store_words(target + Int64(vector) * 16, narrow_pairs(mixed), self.width, Int32(vector < limit))
         return top
 

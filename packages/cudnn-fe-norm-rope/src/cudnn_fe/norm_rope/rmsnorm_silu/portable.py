@@ -14,7 +14,7 @@ from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
 from cudnn_fe.core.cute.exact import divide, reciprocal_square_root
 from cudnn_fe.core.cute.row_reduce import RowGroups
-from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, load_words, row_address, store_global, store_words
+from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_global, store_words
 from cudnn_fe.core.cute.small_floats import e2m1_word, e4m3_words
 from cudnn_fe.norm_rope.rmsnorm_silu.op import BLOCK, SiluSpec
 
@@ -29,7 +29,6 @@ class _RmsNormSilu:
         self.per_row = spec.columns // VECTOR
         self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
         self.tile = spec.plan.threads * spec.plan.vectors
-        self.keep_weights = spec.plan.threads < 1024  # 1024 threads have 64 registers each
         self.native_fp8 = not spec.arch.startswith("sm_8") or spec.arch.startswith("sm_89")
 
     @cute.jit
@@ -49,7 +48,7 @@ class _RmsNormSilu:
         total = Float32(0.0)
         for tile in cutlass.range(self.plan.tiles, unroll=1):
             load_vectors(words, source, tile * self.tile + lane, self.plan.threads, limit, width)
-            if cutlass.const_expr(self.keep_weights):
+            if cutlass.const_expr(self.plan.tiles == 1):
                 load_vectors(weights, weight.iterator.toint(), lane, self.plan.threads, self.per_row, width)
             total += self.squares(words)
         (total,) = self.groups.sum([total], shared, Int32(0))
@@ -58,14 +57,12 @@ class _RmsNormSilu:
             first = tile * self.tile + lane
             if cutlass.const_expr(self.plan.tiles > 1):
                 load_vectors(words, source, first, self.plan.threads, limit, width)
+                load_vectors(weights, weight.iterator.toint(), first, self.plan.threads, self.per_row, width)
             for index in cutlass.range_constexpr(self.plan.vectors):
                 values = widen_pairs([words[index * 4 + part] for part in range(4)])
-                vector = first + index * self.plan.threads
-                four = [weights[index * 4 + part] for part in range(4)]
-                if cutlass.const_expr(not self.keep_weights):
-                    four = load_words(weight.iterator.toint() + Int64(vector) * 16, width, Int32(vector < self.per_row))
-                factors = widen_pairs(four)
+                factors = widen_pairs([weights[index * 4 + part] for part in range(4)])
                 activated = [silu(f * (scale * v)) for v, f in zip(values, factors, strict=True)]
+                vector = first + index * self.plan.threads
                 self.store(out, scales, row, vector, activated, Int32(vector < limit))
 
     @cute.jit

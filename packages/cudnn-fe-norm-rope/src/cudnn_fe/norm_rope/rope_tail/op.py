@@ -116,6 +116,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
+            verified=("H200",),
         ),
     ),
     summary="Rotary embedding of the last 64 channels by per-token tables; the other channels are copied bit for bit.",

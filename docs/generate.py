@@ -67,12 +67,15 @@ def source_of(target: str) -> str:
     """The source of what ``"package.module:name"`` (or ``:Class.method``) names, comments in it included."""
     module, _, path = target.partition(":")
     found = find_spec(module)
-    assert found is not None
-    assert found.origin is not None
+    if found is None or found.origin is None:
+        raise LookupError(f"adding-an-op.md shows {target}, and there is no module {module}")
     text = Path(found.origin).read_text()
     body = ast.parse(text).body
     for name in path.split("."):
-        node = next(child for child in body if name in _names(child))
+        matching = [child for child in body if name in _names(child)]
+        if not matching:
+            raise LookupError(f"adding-an-op.md shows {target}, and there is no {name}")
+        node = matching[0]
         body = getattr(node, "body", [])
     first = min(part.lineno for part in (node, *getattr(node, "decorator_list", []))) - 1
     return textwrap.dedent("\n".join(text.splitlines()[first : node.end_lineno]))
@@ -171,6 +174,10 @@ def settings_page() -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -183,12 +190,15 @@ def benchmark_page() -> Iterator[str]:
         content = json.loads(path.read_text())
         about, rows = (content, content.get("rows", [])) if isinstance(content, dict) else ({}, content)
         yield f"## {path.stem}\n"
-        plain = [(key, _cell(value)) for key, value in about.items() if not isinstance(value, list | dict)]
+        plain = [(key, _cell(value)) for key, value in about.items() if key != "rows"]
         if plain:
             yield from table(("run", ""), plain)
         if rows:
-            header = list(rows[0])
-            yield from table(header, ([_cell(row.get(name, "")) for name in header] for row in rows))
+            shared = [key for key in rows[0] if all(row.get(key) == rows[0][key] for row in rows)] if rows[1:] else []
+            yield from table(("all rows", ""), ((key.replace("_", " "), _cell(rows[0][key])) for key in shared))
+            header = [key for key in rows[0] if key not in shared]
+            names = [key.replace("_", " ") for key in header]
+            yield from table(names, ([_cell(row.get(key)) for key in header] for row in rows))
 
 
 def append(page: str, lines: Iterable[str]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,17 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_op_example_runs(op: Op) -> None:
     assert op.example, f"{op.name} has no example"
     run(op.example, Path(f"{op.name}.example"), 0, {"__name__": "__example__"})
+
+
+def test_docs_build_strictly_and_stand_alone(tmp_path: Path) -> None:
+    quiet = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **quiet}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > len(list((ROOT / "docs").glob("*.md")))
+    fetched = re.compile(r"""<(?:script|img|iframe)[^>]+src="https?:|<link[^>]+rel="stylesheet"[^>]+href="https?:""")
+    assert [page for page in pages if fetched.search(page.read_text())] == []
 
 
 def test_newcomers_commands_stand_in_the_readme() -> None:

@@ -92,7 +92,7 @@ def test_unknown_base_is_named(tmp_path: Path, thing: release.Package) -> None:
 
 def test_bump_moves_version_and_closes_section(tmp_path: Path, thing: release.Package) -> None:
     assert release.bump(tmp_path, thing, "minor", release.last_release(tmp_path, thing), DAY) == "0.2.0"
-    assert thing.hatch_version() == "0.2.0"
+    assert thing.version() == "0.2.0"
     closed = "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2030-01-02\n\n- It does a thing.\n"
     assert thing.changelog.read_text() == closed
 
@@ -102,7 +102,7 @@ def test_bump_refuses_an_empty_section_and_writes_nothing(tmp_path: Path, thing:
     thing.changelog.write_text(old)
     with pytest.raises(release.ReleaseError, match=r"\[Unreleased\] is empty"):
         release.bump(tmp_path, thing, "patch", release.last_release(tmp_path, thing), DAY)
-    assert (thing.changelog.read_text(), thing.hatch_version()) == (old, "0.1.0")
+    assert (thing.changelog.read_text(), thing.version()) == (old, "0.1.0")
 
 
 def test_build_refuses_a_version_without_a_section(tmp_path: Path, thing: release.Package) -> None:

@@ -93,3 +93,15 @@ def test_actions_are_pinned_by_commit() -> None:
     used = [line for line in matches(r"^\s*(?:- )?uses:") if line.startswith(".github/workflows/")]
     assert used
     assert [line for line in used if not re.search(r"uses: [\w./-]+@[0-9a-f]{40}\b", line)] == []
+
+
+def test_relative_links_lead_somewhere() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path in tracked()
+        if path.suffix == ".md"
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text())
+        # docs/generate.py writes the ops' pages.
+        if not target.startswith(("http", "mailto", "ops/")) and not (path.parent / target).exists()
+    ]
+    assert broken == []

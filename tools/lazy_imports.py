@@ -34,10 +34,14 @@ class Rule:
 
 
 KERNELS = ("cudnn_fe.core.cute", "cudnn_fe.core.cute.*", "*.sm90*", "*.sm100*", "*.portable*")
+# Kernels as JAX calls: whoever imports `cudnn.jax` asks for both.
+JAX_KERNELS = ("cudnn_fe.core.jax_call", "cudnn.jax")
+# Modules of the benchmark that are imported once a GPU benchmark is asked for.
+TORCH_BENCH = tuple(f"cudnn._cli.bench.{name}" for name in ("ceiling", "contenders", "suite", "timing", "verify"))
 RULES = (
-    Rule(frozenset({"cutlass", "cuda", "tvm_ffi"}), KERNELS),
-    Rule(frozenset({"torch", "triton"}), ("*.torch", "*._torch", "*.torch_*", "*._torch_*")),
-    Rule(frozenset({"jax", "jaxlib"}), ("*.jax", "*._jax", "*.jax_*", "*._jax_*")),
+    Rule(frozenset({"cutlass", "cuda", "tvm_ffi"}), KERNELS + JAX_KERNELS),
+    Rule(frozenset({"torch", "triton"}), ("*.torch", "*._torch", "*.torch_*", "*._torch_*", "*_torch", *TORCH_BENCH)),
+    Rule(frozenset({"jax", "jaxlib"}), ("*.jax", "*._jax", "*.jax_*", "*._jax_*", "*_jax")),
     Rule(frozenset({"rich", "typer"}), ("cudnn._cli", "cudnn._cli.*")),
     Rule(frozenset({"matplotlib"}), ()),
 )

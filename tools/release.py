@@ -46,9 +46,12 @@ class Package:
         """The package's changelog."""
         return self.folder / "CHANGELOG.md"
 
-    def hatch_version(self, *wanted: str) -> str:
-        """The version, after hatch has moved it as ``wanted`` (``"minor"``, say) asks."""
-        command = [sys.executable, "-m", "hatch", "--quiet", "version"]
+    def version(self, *wanted: str) -> str:
+        """The version, after hatch has moved it as ``wanted`` (``"minor"``, say) asks.
+
+        `hatch version` would run the same command in an environment that it makes in the user's home first.
+        """
+        command = [sys.executable, "-m", "hatchling", "version"]
         if wanted:
             subprocess.run([*command, *wanted], cwd=self.folder, check=True, capture_output=True)
         shown = subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True)
@@ -124,7 +127,7 @@ def bump(root: Path, package: Package, part: str, base: str, date: datetime.date
     require_entry(root, package, base)
     before = package.changelog.read_text()
     close_section(before, "checked before anything is written", date)
-    version = package.hatch_version(*([] if part == "none" else [part]))
+    version = package.version(*([] if part == "none" else [part]))
     package.changelog.write_text(close_section(before, version, date))
     return version
 
@@ -136,7 +139,7 @@ def build(root: Path, package: Package, base: str, out: Path) -> None:
         ReleaseError: It changed without an entry, or its version has no section in the changelog.
     """
     require_entry(root, package, base)
-    version = package.hatch_version()
+    version = package.version()
     if version not in HEADING.findall(package.changelog.read_text()):
         raise ReleaseError(f"{package.name}: the changelog has no section for {version}; run --bump first")
     subprocess.run(["uv", "build", "--package", package.name, "--out-dir", str(out)], cwd=root, check=True)
@@ -151,7 +154,7 @@ def package_of(tag: str, known: dict[str, Package]) -> Package:
     name, _, version = tag.rpartition("-v")
     if name not in known:
         raise ReleaseError(f"tag {tag} names none of {', '.join(known)}; a tag reads <package>-v<version>")
-    stands = known[name].hatch_version()
+    stands = known[name].version()
     if stands != version:
         raise ReleaseError(f"tag {tag} says {version}, but {name} is at {stands}; tag the commit that bumped it")
     return known[name]

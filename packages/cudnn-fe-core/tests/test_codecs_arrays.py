@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+
 from cudnn_fe.core.codecs import (
     E2M1,
     E4M3,
@@ -91,7 +92,7 @@ def test_strided_input(framework: Framework) -> None:
 @pytest.mark.parametrize("row", [E4M3, E5M2, E2M1, E8M0], ids=lambda row: row.name)
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
 def test_torch_compile_takes_the_codecs_in_one_graph(row: Format) -> None:
-    def there_and_back(x: torch.Tensor) -> torch.Tensor:
+    def there_and_back(x: Any) -> Any:
         array = from_codes(encode(x, row), row)
         return round_to_tf32(to_bfloat16(decode(array)))
 
@@ -176,6 +177,7 @@ def test_packing_errors(framework: Framework) -> None:
     "x", [np.zeros(1), torch.zeros(1, dtype=torch.float64), np.zeros(1, np.int32), torch.zeros(1, dtype=torch.uint8)]
 )
 def test_other_inputs_are_refused(x: Any) -> None:
+    convert: Callable[[Any], Any]
     for convert in (lambda a: encode(a, E4M3), to_bfloat16, to_float16, round_to_tf32):
         with pytest.raises(DTypeError, match="wanted float32, float16 or bfloat16; cast to float32 explicitly"):
             convert(x)
@@ -188,6 +190,7 @@ def test_foreign_byte_order_is_refused_rather_than_misread() -> None:
 
 @pytest.mark.parametrize("x", [1.0, [1.0], None, "1.0"])
 def test_what_is_no_array_is_refused(x: Any) -> None:
+    convert: Callable[[Any], Any]
     for convert in (lambda a: encode(a, E4M3), lambda a: decode(a, E4M3), to_codes, pack_fp4, round_to_tf32):
         with pytest.raises(FrameworkError, match="wanted a NumPy, torch or JAX array"):
             convert(x)

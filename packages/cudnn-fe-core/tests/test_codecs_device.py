@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from cudnn_fe.core.codecs import E4M3, E5M2, decode, encode, round_to_tf32, to_bfloat16, to_float16
 
 torch = pytest.importorskip("torch")

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from cudnn_fe.core.codecs import E2M1, E4M3, E5M2, E8M0, FORMATS, Format, Rounding, decode_table, encode
-from cudnn_fe.core.errors import OptionError
-from cudnn_fe_testkit.floats import all_bfloat16, all_float16, float32_patterns, float32_with_neighbours
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+from cudnn_fe.core.codecs import E2M1, E4M3, E5M2, E8M0, FORMATS, Format, Rounding, decode_table, encode
+from cudnn_fe.core.errors import OptionError
+from cudnn_fe_testkit.floats import all_bfloat16, all_float16, float32_patterns, float32_with_neighbours
 
 each_format = pytest.mark.parametrize("row", FORMATS.values(), ids=FORMATS)
 each_rounding = pytest.mark.parametrize("mode", ["nearest", "up", "down"])

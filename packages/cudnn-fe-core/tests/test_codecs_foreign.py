@@ -20,9 +20,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+
 from cudnn_fe.core.codecs import FORMATS, Rounding, encode, to_bfloat16, to_codes, to_float16
 from cudnn_fe_testkit.floats import all_bfloat16, float32_patterns, float32_with_neighbours
-from numpy.typing import NDArray
 
 DESCRIBED = {"ml_dtypes": "0.6.0", "torch": "2.15.0", "jax": "0.10.2"}
 DOCS = Path(__file__).parents[3] / "docs" / "codecs.md"
@@ -72,7 +73,8 @@ def _between_powers(x: Floats) -> Bools:
 def _tie_at_even_code(x: Floats) -> Bools:
     bits = np.abs(x).view(np.uint32)
     exponent = bits >> 23
-    return ((bits & 0x7FFFFF) == 0x400000) & (exponent % 2 == 0) & (exponent > 0) & (exponent < 254)
+    found: Bools = ((bits & 0x7FFFFF) == 0x400000) & (exponent % 2 == 0) & (exponent > 0) & (exponent < 254)
+    return found
 
 
 def _lowest_interval(x: Floats) -> Bools:

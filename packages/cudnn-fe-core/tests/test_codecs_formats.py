@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+
 from cudnn_fe.core.codecs import E2M1, E4M3, E5M2, E8M0, FORMATS, UE5M3, Format, decode, decode_table, encode, format_of
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import DTypeError

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+
 from cudnn_fe.core.dtypes import DType, dtype, dtypes
 from cudnn_fe.core.errors import DTypeError
 

@@ -71,6 +71,7 @@ def test_frameworks_agree(case: Any) -> None:
 
 
 def test_torch_compile_traces_in_one_graph(case: Any) -> None:
+    torch.compiler.reset()  # every case traces the same lambda anew
     function = getattr(cudnn, case.function)
     given = {name: as_torch(x) for name, x in case.make().items()}
     traced = torch.compile(lambda **arrays: list(function(**arrays, **case.options)), fullgraph=True, backend="eager")

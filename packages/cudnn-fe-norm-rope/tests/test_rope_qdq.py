@@ -17,7 +17,7 @@ from cudnn_fe.norm_rope import rope_qdq_inplace_forward, tail_rope_forward
 BF16 = ml_dtypes.bfloat16
 GRIDS = {
     "fp4": np.array(decode_table("float4_e2m1fn")[:8]),
-    "fp8": np.array([v for v in decode_table("float8_e4m3fn")[:127]]),
+    "fp8": np.array(decode_table("float8_e4m3fn")[:127]),
 }
 COMBINATIONS = [("fp4", 32, "ue8m0", (6, 4, 128)), ("fp8", 32, "ue8m0", (6, 512)), ("fp4", 16, "e4m3", (2, 3, 512))]
 
@@ -109,8 +109,8 @@ def test_refusals() -> None:
         rope_qdq_inplace_forward(x, cache, rows[:3], quantization="fp8")
     with pytest.raises(StrideError, match="contiguous"):
         rope_qdq_inplace_forward(np.asfortranarray(x), cache, rows, quantization="fp8")
+    leaf = torch.zeros(2, 512, dtype=torch.bfloat16, requires_grad=True)
     with pytest.raises(ValueError, match="gradient"):
-        leaf = torch.zeros(2, 512, dtype=torch.bfloat16, requires_grad=True)
         rope_qdq_inplace_forward(leaf, torch.ones(1, 64), torch.zeros(2, dtype=torch.int32), quantization="fp8")
     shared = torch.zeros(64 * 64)
     with pytest.raises(AliasError, match="cache"):

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from cudnn._known import PACKAGE_OF
 from cudnn_fe.core.errors import MissingPackageError
 from cudnn_fe.core.op import resolve
 from cudnn_fe.core.registry import families
 
-from cudnn._known import PACKAGE_OF
-
 __all__ = ["find", "names"]
 
-_SUBMODULES = frozenset({"api_base", "collect_env", "gemm", "jax"})
+_SUBMODULES = frozenset({"api_base", "collect_env", "engram", "gemm", "hstu", "jax", "rmsnorm_rht_amax", "rope"})
 
 
 @lru_cache(maxsize=1)

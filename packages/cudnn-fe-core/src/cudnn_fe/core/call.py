@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from importlib import import_module
+from numbers import Real
 from typing import Any
 
 from cudnn_fe.core.choose import REFERENCE, choose
 from cudnn_fe.core.errors import FrameworkError, OptionError
-from cudnn_fe.core.frameworks import common_framework
+from cudnn_fe.core.frameworks import Framework, common_framework, torch_is_tracing
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec, spec_of
 
-__all__ = ["Permuted", "bind_operands", "call", "physical_order"]
+__all__ = ["Permuted", "bind_operands", "call", "physical_order", "physical_shape"]
 
 Options = tuple[tuple[str, Hashable], ...]
 
@@ -35,9 +37,14 @@ def physical_order(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(sorted(range(spec.ndim), key=lambda dim: (spec.shape[dim] != 1, -spec.strides[dim])))
 
 
+def physical_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """Extents in the order of `physical_order`."""
+    return tuple(spec.shape[dim] for dim in physical_order(spec))
+
+
 def bind_operands(op: Op, operands: tuple[Any, ...], options: dict[str, Any]) -> Problem:
     """The problem of a call, from arrays or `Permuted` arrays."""
-    specs = []
+    specs: list[TensorSpec | None] = []
     for name, operand in zip(op.problem.operands, operands, strict=True):
         if operand is None:
             specs.append(None)
@@ -56,66 +63,113 @@ def call(
     *,
     backend: str | None = None,
     stream: Any = None,
-    outs: tuple[Any, ...] | None = None,
-    workspace: Any = None,
 ) -> tuple[Any, ...]:
     """Run an op on arrays of any one framework.
 
     Args:
         op: The op.
         operands: Arrays in the order of the problem's operands; None where an optional one is absent.
-        options: The problem's options as pairs, hashable.
+        options: The problem's options as pairs.
         scalars: Floating-point arguments that are not part of the problem.
         backend: See `cudnn_fe.core.choose.choose`.
         stream: Launch stream for CUDA tensors; None is the framework's current one.
-        outs: The caller's buffers for the results, None for each one to allocate; None for all.
-        workspace: A torch buffer for what the kernel wants besides, large enough; None allocates it.
 
     Returns:
         The op's results, as arrays of the operands' framework.
+
+    Raises:
+        FrameworkError: Operands of several frameworks, or of none that can allocate results.
+        OptionError: A scalar that is not a number, an option that cannot be hashed, a stream for JAX.
     """
-    arrays = tuple(o.array if isinstance(o, Permuted) else o for o in operands)
-    framework = common_framework(tuple(zip(op.problem.operands, arrays, strict=True)))
+    if torch_is_tracing():
+        from cudnn_fe.core.torch import trace_torch  # torch is imported: it traces
+
+        return trace_torch(op, operands, options, scalars, backend)
+    for scalar in scalars:
+        if type(scalar) is not float:
+            scalars = _numbers(op, scalars)
+            break
+    arrays = operands
+    for operand in operands:
+        if type(operand) is Permuted:
+            arrays = tuple(o.array if isinstance(o, Permuted) else o for o in operands)
+            break
+    framework = common_framework(op.problem.operands, arrays)
+    adapter = _adapters.get(framework) or _load_adapter(framework)
+    try:
+        return adapter(op, operands, options, scalars, backend, stream)
+    except TypeError:
+        frozen = _frozen(options)
+        if frozen == options:
+            raise
+    return adapter(op, operands, frozen, scalars, backend, stream)
+
+
+_Adapter = Callable[[Op, tuple[Any, ...], Options, tuple[float, ...], str | None, Any], tuple[Any, ...]]
+_adapters: dict[Framework, _Adapter] = {}  # kept, since an import statement costs a microsecond whenever it runs
+
+
+def _load_adapter(framework: Framework) -> _Adapter:
+    """The framework's adapter, whose module imports the framework, which is imported: its arrays exist."""
     if framework == "torch":
-        from cudnn_fe.core.torch import call_torch  # torch is imported: the operands are its tensors
+        adapter = import_module("cudnn_fe.core.torch").call_torch
+    elif framework == "jax":
+        adapter = import_module("cudnn_fe.core.jax").call_jax
+    else:
+        adapter = _call_numpy if framework == "numpy" else _refuse_dlpack
+    _adapters[framework] = adapter
+    return adapter  # type: ignore[no-any-return]
 
-        tensors = tuple(o.array.permute(o.dims) if isinstance(o, Permuted) else o for o in operands)
-        return call_torch(op, tensors, options, scalars, backend, stream, outs, workspace)
-    if framework == "jax":
-        from cudnn_fe.core.jax import call_jax  # likewise
 
-        if outs is not None and any(out is not None for out in outs):
+def _numbers(op: Op, scalars: tuple[Any, ...]) -> tuple[float, ...]:
+    """The scalars as Python floats.
+
+    Arrays are refused, those of no dims too: reading one on the host would wait for its device.
+    """
+    for name, value in zip(op.scalars, scalars, strict=True):
+        if not isinstance(value, Real):
             raise OptionError(
-                ", ".join(op.results), got="a buffer", wanted="None: JAX arrays do not change", remedy="use the results"
+                name,
+                got=f"{type(value).__module__}.{type(value).__qualname__}",
+                wanted="a number that is known on the host, and static under jit",
+                remedy=f"pass {name} as a Python float, or multiply by the array yourself",
             )
-        if stream is not None:
+    return tuple(int(x) if name in op.integers else float(x) for name, x in zip(op.scalars, scalars, strict=True))
+
+
+def _frozen(options: tuple[tuple[str, Any], ...]) -> Options:
+    """Options with lists as tuples, hashable."""
+    pairs = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in options)
+    for name, value in pairs:
+        try:
+            hash(value)
+        except TypeError:
             raise OptionError(
-                "stream",
-                got=repr(stream),
-                wanted="None: XLA orders its own work",
-                remedy="leave stream unset for JAX arrays",
-            )
-        return call_jax(op, operands, options, scalars, backend)
-    if framework == "numpy":
-        return _call_numpy(op, operands, options, scalars, backend, outs)
+                name, got=repr(value), wanted="a hashable value", remedy="pass a documented value of this option"
+            ) from None
+    return pairs
+
+
+def _refuse_dlpack(
+    op: Op, operands: tuple[Any, ...], options: Options, scalars: tuple[float, ...], backend: str | None, stream: Any
+) -> tuple[Any, ...]:
+    del options, scalars, backend, stream
+    first = next(o.array if isinstance(o, Permuted) else o for o in operands if o is not None)
     raise FrameworkError(
         op.problem.operands[0],
-        got=f"{type(arrays[0]).__qualname__}, known by DLPack alone",
+        got=f"{type(first).__qualname__}, known by DLPack alone",
         wanted="a framework that can allocate results",
         remedy="convert with torch.from_dlpack or numpy.from_dlpack, or use the class API, which takes your buffers",
     )
 
 
 def _call_numpy(
-    op: Op,
-    operands: tuple[Any, ...],
-    options: Options,
-    scalars: tuple[float, ...],
-    backend: str | None,
-    outs: tuple[Any, ...] | None,
+    op: Op, operands: tuple[Any, ...], options: Options, scalars: tuple[float, ...], backend: str | None, stream: Any
 ) -> tuple[Any, ...]:
-    import array_api_compat.numpy as xp
+    import array_api_compat.numpy as xp  # the operands are NumPy's
     import numpy as np
+
+    del stream  # a CPU has none
 
     problem = bind_operands(op, operands, dict(options))
     choice = choose(op, problem, backend)
@@ -123,19 +177,7 @@ def _call_numpy(
     arrays = tuple(o.array.transpose(o.dims) if isinstance(o, Permuted) else o for o in operands)
     with np.errstate(all="ignore"):
         results = op.run_reference(problem, xp, *arrays, *scalars)
-    fresh = tuple(_numpy_layout(result, spec) for result, spec in zip(results, problem.outputs, strict=True))
-    if outs is None:
-        return fresh
-    buffers = [
-        None if out is None else spec_of(out, spec.name) for out, spec in zip(outs, problem.outputs, strict=True)
-    ]
-    for position, spec in enumerate(buffers):
-        if spec is not None:
-            problem.check_output(position, spec)
-    for out, result in zip(outs, fresh, strict=True):
-        if out is not None:
-            np.copyto(out, result)  # after all arithmetic: a buffer may be an operand
-    return tuple(result if out is None else out for out, result in zip(outs, fresh, strict=True))
+    return tuple(_numpy_layout(result, spec) for result, spec in zip(results, problem.outputs, strict=True))
 
 
 def _numpy_layout(result: Any, spec: TensorSpec) -> Any:
@@ -144,4 +186,4 @@ def _numpy_layout(result: Any, spec: TensorSpec) -> Any:
 
     order = physical_order(spec)
     inverse = tuple(order.index(dim) for dim in range(len(order)))
-    return np.ascontiguousarray(result.transpose(order)).transpose(inverse)
+    return np.asarray(result.transpose(order), order="C").transpose(inverse)

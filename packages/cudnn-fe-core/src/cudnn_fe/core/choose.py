@@ -38,7 +38,8 @@ def choose(op: Op, problem: Problem, backend: str | None = None, *, on: Device |
         op: The op.
         problem: The bound problem.
         backend: ``None`` or ``"auto"`` lets the op decide (``CUDNN_FE_BACKEND`` sets the default); any other name
-            means that backend or an error.
+            means that backend or an error. An internal op, which takes the name from the op that it serves, decides
+            for itself where it has no such backend.
         on: The device, where the problem does not name it (JAX tracers).
 
     Raises:
@@ -47,21 +48,24 @@ def choose(op: Op, problem: Problem, backend: str | None = None, *, on: Device |
     wanted = backend or settings().backend
     if wanted == REFERENCE:
         return Choice(REFERENCE)
+    if not op.public and wanted not in {kernel.backend for kernel in op.kernels}:
+        wanted = "auto"
     where = on or device(problem.device if problem.device.startswith("cuda") else "cpu")
     if wanted == "auto" and (problem.degenerate or where.place == "cpu"):
         return Choice(REFERENCE)
     reasons = []
     for kernel in op.kernels:
-        if wanted not in ("auto", kernel.backend) or (wanted == "auto" and kernel.opt_in):
+        if wanted not in ("auto", kernel.backend):
             continue
-        reason = "the operands are on the CPU" if where.place == "cpu" else None
-        reason = reason or missing_toolchain() or kernel.refuse(problem, where)
+        reason = _refusal(kernel, problem, where, named=wanted != "auto")
         if reason is None:
             if problem.degenerate:
                 return Choice(kernel.backend)
             return Choice(kernel.backend, kernel, kernel.specialise(problem, where))
         reasons.append(f"{kernel.backend}: {reason}")
     known = [REFERENCE, *(kernel.backend for kernel in op.kernels)]
+    if not reasons and wanted == "auto":
+        reasons = ["the op has no kernels yet"]
     if not reasons:
         raise BackendError(
             "backend",
@@ -75,3 +79,11 @@ def choose(op: Op, problem: Problem, backend: str | None = None, *, on: Device |
         wanted=f"a backend for {where.name} ({where.place})",
         remedy='change what a reason names, or pass backend="reference" to run the definition itself',
     )
+
+
+def _refusal(kernel: Kernel, problem: Problem, where: Device, *, named: bool) -> str | None:
+    if where.place == "cpu":
+        return "the operands are on the CPU"
+    if kernel.opt_in and not named:
+        return f'it has not run on such a chip, and is used only where backend="{kernel.backend}" asks for it'
+    return missing_toolchain() or kernel.refuse(problem, where)

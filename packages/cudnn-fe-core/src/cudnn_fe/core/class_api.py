@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
-from cudnn_fe.core.device import device
+from cudnn_fe.core.device import cuda_device_count, device
 from cudnn_fe.core.errors import (
     AlignmentError,
     DeviceError,
@@ -20,9 +20,10 @@ from cudnn_fe.core.errors import (
 )
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.frameworks import common_framework
+from cudnn_fe.core.into import call_into
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.streams import torch_stream
-from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, refuse_overlap, spec_of
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, pointer_of, refuse_overlap, spec_of
 
 __all__ = ["OpClass"]
 
@@ -39,6 +40,10 @@ class OpClass:
     op: ClassVar[Op]
     _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]]]
     _free: ClassVar[Mapping[str, tuple[int, ...]] | None] = None
+
+    if TYPE_CHECKING:  # the subclasses' signatures are made at run time
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def _set_up(self, arguments: Mapping[str, Any]) -> None:
         announce_experimental(type(self).__name__)
@@ -61,6 +66,9 @@ class OpClass:
         if self._problem is None:
             assert self._arguments is not None
             problem, outputs, scalars = type(self)._bind(self._arguments)
+            if problem.device == "meta":  # metadata alone: the tensors will be where kernels run
+                place = "cuda:0" if cuda_device_count() else "cpu"
+                problem, outputs = problem.placed(place), tuple(replace(spec, device=place) for spec in outputs)
             choose(self.op, problem)
             self._problem, self._outputs, self._scalars = problem, outputs, scalars
         return True
@@ -140,9 +148,10 @@ def _mismatch(tensor: Any, spec: TensorSpec) -> Exception:
     )
 
 
-def _check_pointers(tensors: tuple[Any, ...], specs: list[TensorSpec], input_count: int) -> None:
-    found = [spec_of(tensor, spec.name) for tensor, spec in zip(tensors, specs, strict=True)]
-    for now, spec in zip(found, specs, strict=True):
+def _check_alignment(tensors: tuple[Any, ...], specs: list[TensorSpec]) -> None:
+    """Compiled code may load as many bytes at once as the samples' alignment allowed."""
+    for tensor, spec in zip(tensors, specs, strict=True):
+        now = spec_of(tensor, spec.name)
         if now.alignment < spec.alignment:
             raise AlignmentError(
                 spec.name,
@@ -150,8 +159,26 @@ def _check_pointers(tensors: tuple[Any, ...], specs: list[TensorSpec], input_cou
                 wanted=f"{spec.alignment} bytes, as the sample's",
                 remedy="make the op object with a sample of the same alignment",
             )
-    placed = [(spec, tensor.data_ptr()) for spec, tensor in zip(found, tensors, strict=True)]
+
+
+def _check_overlap(tensors: tuple[Any, ...], specs: list[TensorSpec], input_count: int) -> None:
+    placed = [(spec, pointer_of(tensor)) for spec, tensor in zip(specs, tensors, strict=True)]
     refuse_overlap(placed[:input_count], placed[input_count:])
+
+
+def _present(inputs: tuple[Any, ...], specs: list[TensorSpec], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The tensors of a call, one for each spec; absent inputs are left out."""
+    tensors = inputs + outputs
+    if len(tensors) != len(specs):
+        tensors = tuple([tensor for tensor in inputs if tensor is not None]) + outputs
+    if len(tensors) != len(specs):
+        raise ShapeError(
+            "execute",
+            got=f"{len(tensors)} tensors",
+            wanted=f"{len(specs)}, as many as there were samples: {', '.join(spec.name for spec in specs)}",
+            remedy="pass the optional tensors that the samples had, and no others",
+        )
+    return tensors
 
 
 def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec]) -> Launch:
@@ -159,36 +186,47 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
     import torch  # TVM-FFI takes its stream from torch
 
     index = int(problem.device.partition(":")[2])
-    expected = [(spec.shape, spec.strides, getattr(torch, spec.dtype.torch)) for spec in specs]
+    expected = [(spec, torch.Size(spec.shape), spec.strides, getattr(torch, spec.dtype.torch)) for spec in specs]
     checked: set[tuple[int, ...]] = set()
     input_count = len([spec for spec in problem.inputs if spec is not None])
 
     def check(tensors: tuple[Any, ...]) -> None:
-        for tensor, spec, (shape, strides, kind) in zip(tensors, specs, expected, strict=True):
-            if tensor.shape != shape or tensor.dtype != kind or tensor.get_device() != index:
+        for tensor, (spec, shape, strides, kind) in zip(tensors, expected, strict=True):
+            if tensor.get_device() != index or tensor.shape != shape or tensor.dtype is not kind:
                 raise _mismatch(tensor, spec)
             if tensor.stride() != strides and spec_of(tensor, spec.name).strides != strides:
                 raise _mismatch(tensor, spec)
         pointers = tuple([tensor.data_ptr() for tensor in tensors])
         if pointers not in checked:
-            _check_pointers(tensors, specs, input_count)
+            _check_alignment(tensors, specs)
+            _check_overlap(tensors, specs, input_count)
             if len(checked) >= 1024:
                 checked.clear()
             checked.add(pointers)
 
-    def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
-        tensors = inputs + outputs
-        check(tensors)
-        if stream is not None:
-            with torch.cuda.stream(torch_stream(stream, index)):
-                launch(inputs, outputs, scalars, None)
-        elif function is None:
-            _torch_reference(op, problem, inputs, outputs, scalars)
+    def start(tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> None:
+        if function is None:
+            _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars)
         elif torch.cuda.current_device() == index:
             function(*tensors, *scalars)
         else:
             with torch.cuda.device(index):
                 function(*tensors, *scalars)
+
+    def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
+        tensors = inputs + outputs
+        if len(tensors) != len(specs):
+            tensors = _present(inputs, specs, outputs)
+        try:
+            check(tensors)
+        except AttributeError:  # not torch's: seen through DLPack, without a copy
+            tensors = tuple(torch.from_dlpack(tensor) for tensor in tensors)
+            check(tensors)
+        if stream is None:
+            start(tensors, scalars)
+        else:
+            with torch.cuda.stream(torch_stream(stream, index)):
+                start(tensors, scalars)
 
     return launch
 
@@ -223,10 +261,9 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
         for tensor, spec in zip(tensors, specs, strict=True):
             if getattr(tensor, "requires_grad", False):
                 raise _needs_gradient(spec.name)
-        found = spec_of(tensors[0], specs[0].name)
-        if found.device != specs[0].device:
+        if spec_of(tensors[0], specs[0].name).device != specs[0].device:
             raise _mismatch(tensors[0], specs[0])
-        call(op, inputs, options, scalars, stream=stream, outs=outputs, workspace=workspace)
+        call_into(op, inputs, outputs, options, scalars, stream=stream, workspace=workspace)
 
     return launch
 
@@ -240,12 +277,20 @@ def _needs_gradient(name: str) -> Exception:
     )
 
 
+def _operands(problem: Problem, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inputs with None where an optional operand is absent."""
+    given = iter(inputs)
+    return tuple(None if spec is None else next(given) for spec in problem.inputs)
+
+
 def _torch_reference(op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...]) -> None:
     import array_api_compat.torch as xp
     import torch
 
     with torch.no_grad():
-        for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):
+        for output, result in zip(
+            outputs, op.run_reference(problem, xp, *_operands(problem, inputs), *scalars), strict=True
+        ):
             output.copy_(result)
 
 
@@ -254,8 +299,9 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         del stream  # a CPU has none
-        tensors = inputs + outputs
-        framework = common_framework([(spec.name, tensor) for spec, tensor in zip(specs, tensors, strict=True)])
+        tensors = _present(inputs, specs, outputs)
+        inputs = tensors[: len(tensors) - len(outputs)]
+        framework = common_framework([spec.name for spec in specs], tensors)
         if framework == "jax":
             raise FrameworkError(
                 specs[-1].name,
@@ -264,17 +310,19 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
                 remedy=f"use {op.jax_name or op.name}, which returns new arrays",
             )
         for tensor, spec in zip(tensors, specs, strict=True):
-            if spec_of(tensor, spec.name) != spec:
+            if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
                 raise _mismatch(tensor, spec)
+        _check_overlap(tensors, specs, len(inputs))
         if framework == "torch":
-            _check_pointers(tensors, specs, len(inputs))
             _torch_reference(op, problem, inputs, outputs, scalars)
             return
         import array_api_compat.numpy as xp
         import numpy as np
 
         with np.errstate(all="ignore"):
-            for output, result in zip(outputs, op.run_reference(problem, xp, *inputs, *scalars), strict=True):
+            for output, result in zip(
+                outputs, op.run_reference(problem, xp, *_operands(problem, inputs), *scalars), strict=True
+            ):
                 np.copyto(output, result)
 
     return launch

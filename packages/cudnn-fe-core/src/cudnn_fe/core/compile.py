@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import platform
+import re
 import shutil
 import subprocess
 import threading
@@ -36,10 +38,15 @@ class CompileCounts:
     log: list[str] = field(default_factory=list)
 
 
+_log = logging.getLogger(__name__)
 compile_counts = CompileCounts()
 _functions: dict[tuple[str, Hashable, str], Callable[..., None]] = {}
 _guards: dict[tuple[str, Hashable, str], threading.Lock] = {}
 _guards_lock = threading.Lock()
+_compiler = threading.RLock()  # the DSL keeps its state in one process-wide object
+_IMPORT = re.compile(
+    r"^\s*(?:from\s+(cudnn_fe[\w.]*)\s+import\s+(\([^)]*\)|[^\n]*)|import\s+(cudnn_fe[\w.]*))", re.MULTILINE
+)
 
 
 def compiled(module: str, spec: Hashable, arch: str) -> Callable[..., None]:
@@ -67,8 +74,10 @@ def forget_compiled() -> None:
 
 def _load_or_compile(module: str, spec: Hashable, arch: str) -> Callable[..., None]:
     cache = object_cache()
+    function: Callable[..., None]
     if cache is None:
-        return compile_now(module, spec, arch)
+        function = compile_now(module, spec, arch)
+        return function
     key = cache_key(module, spec, arch)
     name = f"k{key[:24]}"
     found = _load(cache, key, name)
@@ -88,17 +97,26 @@ def _load(cache: ObjectCache, key: str, name: str) -> Callable[..., None] | None
     path = cache.find(key)
     if path is None:
         return None
+    try:
+        function = _load_object(path, name)
+    except Exception as error:  # whatever a loader makes of a file that it cannot use
+        _log.warning("compiled kernel %s does not load (%s): it is compiled anew", path.name, error)
+        cache.discard(key)
+        return None
+    with _guards_lock:
+        compile_counts.loaded += 1
+    return function
+
+
+def _load_object(path: Path, name: str) -> Callable[..., None]:
     if path.suffix == ".so":
         import tvm_ffi
 
         load_runtime_libraries()
-        function = tvm_ffi.load_module(str(path)).get_function(name)
-    else:
-        from cutlass.cute.runtime import load_module  # takes seconds: only where no linker is installed
+        return tvm_ffi.load_module(str(path)).get_function(name)  # type: ignore[no-any-return]
+    from cutlass.cute.runtime import load_module  # takes seconds: only where no linker is installed
 
-        function = getattr(load_module(str(path), enable_tvm_ffi=True), name)
-    compile_counts.loaded += 1
-    return function  # type: ignore[no-any-return]
+    return getattr(load_module(str(path), enable_tvm_ffi=True), name)  # type: ignore[no-any-return]
 
 
 def compile_now(module: str, spec: Hashable, arch: str, options: str = "") -> Any:
@@ -114,14 +132,15 @@ def compile_now(module: str, spec: Hashable, arch: str, options: str = "") -> An
     from cutlass.cute.runtime import make_fake_stream
 
     kernel = import_module(module)
-    compile_counts.compiled += 1
-    compile_counts.log.append(f"{module} {spec!r} {arch}")
-    return cute.compile(
-        kernel.launcher(spec),
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-        *kernel.fake_arguments(spec),
-        options=f"--enable-tvm-ffi --gpu-arch {arch} {options}",
-    )
+    with _compiler:
+        compile_counts.compiled += 1
+        compile_counts.log.append(f"{module} {spec!r} {arch}")
+        return cute.compile(
+            kernel.launcher(spec),
+            make_fake_stream(use_tvm_ffi_env_stream=True),
+            *kernel.fake_arguments(spec),
+            options=f"--enable-tvm-ffi --gpu-arch {arch} {options}",
+        )
 
 
 def _write_object(function: Any, folder: Path, name: str) -> Path:
@@ -145,13 +164,35 @@ def cache_key(module: str, spec: Hashable, arch: str) -> str:
 
 @lru_cache(maxsize=256)
 def _source_digest(module: str) -> str:
-    """Digest of the kernel's own folder and of core's building blocks."""
-    core = Path(__file__).parent
-    spec = importlib.util.find_spec(module)
-    own = sorted(Path(spec.origin).parent.glob("*.py")) if spec and spec.origin else []
-    shared = [core / "gemm_spec.py", *sorted((core / "cute").rglob("*.py"))]
+    """Digest of the kernel's module and of every module of this project that it imports, directly or not."""
     digest = hashlib.sha256()
-    for path in (*own, *shared):
-        if path.exists():
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted(_sources(module)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def _sources(module: str) -> set[Path]:
+    found: dict[str, Path | None] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found[name] = path = _source_of(name)
+        for base, names, plain in _IMPORT.findall(path.read_text("utf-8")) if path else ():
+            words = re.findall(r"\w+", names)
+            waiting += [plain] if plain else [base, *(f"{base}.{word}" for word in words)]
+    return {path for path in found.values() if path}
+
+
+def _source_of(module: str) -> Path | None:
+    """The module's file, found without importing its parents: a kernel's would import the DSL."""
+    root, *rest = module.split(".")
+    spec = importlib.util.find_spec(root)
+    if spec is None or not rest:
+        return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    for place in spec.submodule_search_locations or ():
+        for path in (Path(place, *rest[:-1], f"{rest[-1]}.py"), Path(place, *rest, "__init__.py")):
+            if path.is_file():
+                return path
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-from cudnn_fe.core.errors import NotYetSupportedError
+from cudnn_fe.core.errors import DeterminismError, NotYetSupportedError
 
 __all__ = ["want_deterministic"]
 
@@ -23,7 +23,7 @@ def want_deterministic(op: str, requested: bool | None, *, has_path: bool) -> bo
 
     Raises:
         NotYetSupportedError: The caller asked for a path that the op does not have.
-        RuntimeError: torch's deterministic mode is on and the op has no such path; with ``warn_only`` a
+        DeterminismError: torch's deterministic mode is on and the op has no such path; with ``warn_only`` a
             RuntimeWarning is issued instead, as torch's own ops do.
     """
     if requested is not None:
@@ -40,8 +40,13 @@ def want_deterministic(op: str, requested: bool | None, *, has_path: bool) -> bo
         return False
     if has_path:
         return True
-    message = f"{op} has no deterministic path, and torch.use_deterministic_algorithms(True) is set"
+    error = DeterminismError(
+        op,
+        got="torch.use_deterministic_algorithms(True)",
+        wanted="the mode off: the op adds with atomics and has no deterministic path",
+        remedy="use warn_only=True, or sum in a fixed order yourself",
+    )
     if not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise RuntimeError(message)
-    warnings.warn(message, RuntimeWarning, stacklevel=3)
+        raise error
+    warnings.warn(str(error), RuntimeWarning, stacklevel=3)
     return False

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cudnn_fe.core.errors import DeviceError
+from cudnn_fe.core.errors import MissingDeviceError
 
 __all__ = ["Device", "compile_target", "cuda_device_count", "device"]
 
@@ -41,11 +40,13 @@ class Device:
 
 @lru_cache(maxsize=1)
 def _driver() -> ctypes.CDLL | None:
-    try:
-        driver = ctypes.CDLL(ctypes.util.find_library("cuda") or "libcuda.so.1")
-    except OSError:
-        return None
-    return driver if driver.cuInit(0) == 0 else None
+    for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):  # ctypes' own search starts a compiler
+        try:
+            driver = ctypes.CDLL(name)
+        except OSError:
+            continue
+        return driver if driver.cuInit(0) == 0 else None
+    return None
 
 
 @lru_cache(maxsize=1)
@@ -63,13 +64,14 @@ def device(place: str) -> Device:
     """The device at ``"cpu"`` or ``"cuda:<index>"``.
 
     Raises:
-        DeviceError: There is no such device.
+        MissingDeviceError: There is no such device.
     """
     if place == "cpu":
         return Device("cpu")
-    index = int(place.partition(":")[2] or 0) if place.startswith("cuda") else -1
+    named = re.fullmatch(r"cuda(?::(\d+))?", place)
+    index = int(named[1] or 0) if named else -1
     if not 0 <= index < cuda_device_count():
-        raise DeviceError(
+        raise MissingDeviceError(
             "device",
             got=place,
             wanted=f"cpu or one of {cuda_device_count()} CUDA devices",
@@ -93,7 +95,7 @@ _TYPICAL_MULTIPROCESSORS = {8: 108, 9: 132, 10: 148, 12: 170}
 
 
 def compile_target() -> Device | None:
-    """The device to compile for where no operand says one: the first GPU, else the one ``CUTE_DSL_ARCH`` names.
+    """The device to compile for where no operand says one: what ``CUTE_DSL_ARCH`` names, else the first GPU.
 
     Returns:
         None where there is neither.

@@ -8,8 +8,10 @@ __all__ = [
     "BackendError",
     "CudnnFeError",
     "DTypeError",
+    "DeterminismError",
     "DeviceError",
     "FrameworkError",
+    "MissingDeviceError",
     "MissingPackageError",
     "NotCompiledError",
     "NotYetSupportedError",
@@ -57,6 +59,13 @@ class DeviceError(CudnnFeError, ValueError):
     """Operands live on different devices, or a stream belongs to another one."""
 
 
+class MissingDeviceError(DeviceError, RuntimeError):
+    """The CUDA device that an operand or sample names is not there.
+
+    Also a RuntimeError, which the class API's documentation promises where there is no CUDA.
+    """
+
+
 class OptionError(CudnnFeError, ValueError):
     """An option has a value outside its documented set."""
 
@@ -85,6 +94,10 @@ class BackendError(CudnnFeError, NotImplementedError, RuntimeError):
 
     Also a RuntimeError, which the class API's documentation promises for an unsuitable GPU.
     """
+
+
+class DeterminismError(CudnnFeError, RuntimeError):
+    """torch's deterministic mode is on and the op's result depends on an order that differs from run to run."""
 
 
 class NotCompiledError(CudnnFeError, RuntimeError):

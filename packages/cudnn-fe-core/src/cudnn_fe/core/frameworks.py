@@ -8,9 +8,23 @@ from typing import Any, Literal
 
 from cudnn_fe.core.errors import FrameworkError
 
-__all__ = ["Framework", "common_framework", "framework_of"]
+__all__ = ["Framework", "common_framework", "framework_of", "torch_is_tracing"]
 
 Framework = Literal["torch", "jax", "numpy", "dlpack"]
+
+# Where each framework keeps its array class; subclasses and JAX's tracers are instances of it.
+_ARRAYS: tuple[tuple[Framework, str, str], ...] = (
+    ("torch", "torch", "Tensor"),
+    ("jax", "jax", "Array"),
+    ("numpy", "numpy", "ndarray"),
+)
+_known: dict[type, Framework] = {}  # by exact type: the instance checks cost a microsecond, this a twentieth
+
+
+def torch_is_tracing() -> bool:
+    """Whether torch.compile or torch.export is looking at the caller."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)  # None too while another thread imports torch
+    return compiler is not None and compiler.is_compiling()
 
 
 def framework_of(array: Any, *, operand: str = "tensor") -> Framework:
@@ -22,16 +36,10 @@ def framework_of(array: Any, *, operand: str = "tensor") -> Framework:
     Raises:
         FrameworkError: ``array`` is none of these.
     """
-    modules = sys.modules
-    torch = modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        return "torch"
-    jax = modules.get("jax")
-    if jax is not None and isinstance(array, jax.Array):
-        return "jax"
-    numpy = modules.get("numpy")
-    if numpy is not None and isinstance(array, numpy.ndarray):
-        return "numpy"
+    for framework, module, name in _ARRAYS:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(array, kind):
+            return framework
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         return "dlpack"
     raise FrameworkError(
@@ -42,29 +50,38 @@ def framework_of(array: Any, *, operand: str = "tensor") -> Framework:
     )
 
 
-def common_framework(operands: Sequence[tuple[str, Any]]) -> Framework:
-    """The one framework of all ``(name, array)`` pairs; arrays that are None are left out.
+def common_framework(names: Sequence[str], arrays: Sequence[Any]) -> Framework:
+    """The one framework of all arrays; those that are None are left out.
 
     NumPy arrays among JAX arrays count as JAX's, as everywhere in JAX.
 
+    Args:
+        names: What messages call the arrays.
+        arrays: The arrays.
+
     Raises:
-        FrameworkError: The arrays come from several frameworks.
+        FrameworkError: The arrays come from several frameworks, or there are none.
     """
     found: Framework | None = None
-    first = ""
-    for name, array in operands:
+    first = 0
+    for position, array in enumerate(arrays):
         if array is None:
             continue
-        framework = framework_of(array, operand=name)
+        kind = type(array)
+        framework = _known.get(kind)
+        if framework is None:
+            framework = _known[kind] = framework_of(array, operand=names[position])
+        if framework == found:
+            continue
         if found is None:
-            found, first = framework, name
+            found, first = framework, position
         elif {framework, found} == {"jax", "numpy"}:
             found = "jax"
-        elif framework != found:
+        else:
             raise FrameworkError(
-                name,
+                names[position],
                 got=f"an array of {framework}",
-                wanted=f"an array of {found}, as {first} is",
+                wanted=f"an array of {found}, as {names[first]} is",
                 remedy="pass all operands as arrays of one framework",
             )
     if found is None:

@@ -1,4 +1,4 @@
-"""What a GEMM kernel is compiled for, and how a problem's shape picks it: plain data, no kernel, no framework."""
+"""What a GEMM kernel is compiled for: plain data, no kernel, no framework."""
 
 from __future__ import annotations
 
@@ -17,26 +17,34 @@ class GemmTile:
     """The part of a kernel's configuration that does not follow from the operands.
 
     Attributes:
-        m: Rows of one CTA's output tile, 64 or 128.
-        n: Columns of one CTA's output tile.
-        warpgroups_m: Consumer warpgroups side by side along M; each owns 64 rows.
-        warpgroups_n: Consumer warpgroups side by side along N.
+        m: Rows of an output tile, 64 or 128.
+        n: Columns of an output tile.
+        warpgroups_m: Consumer warpgroups that share a tile, side by side along M.
+        warpgroups_n: Consumer warpgroups that share a tile, side by side along N.
+        ping_pong: Two consumer warpgroups take whole tiles in turn, one multiplying while the other stores.
         cluster_m: CTAs along M that share one tile of B through multicast.
         cluster_n: CTAs along N that share one tile of A through multicast.
         split_k: CTAs of a cluster that each sum a part of K for the same output tile.
         group_m: Cluster rows visited together before the order moves on along N; sets what L2 holds.
         persistent_ctas: Most CTAs launched; each then walks over several tiles.
+        fetched_m: Rows of A's tile that are loaded, 0 for all `m`. Fewer only where M is no larger: the other rows of
+            the stage keep what was there, and the products made of them are never stored.
+        early_launch: Start while the stream's previous kernel drains, and let the next one do so (programmatic
+            dependent launch); operands are touched only after the previous kernel has finished.
     """
 
     m: int = 128
     n: int = 256
     warpgroups_m: int = 2
     warpgroups_n: int = 1
+    ping_pong: bool = False
     cluster_m: int = 2
     cluster_n: int = 1
     split_k: int = 1
     group_m: int = 8
     persistent_ctas: int = 132
+    fetched_m: int = 0
+    early_launch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from cudnn_fe.core.call import Options, Permuted, bind_operands, physical_order
+
+from cudnn_fe.core.call import Options, Permuted, bind_operands, physical_order, physical_shape
 from cudnn_fe.core.choose import Choice, choose
 from cudnn_fe.core.device import Device, compile_target
-from cudnn_fe.core.errors import FrameworkError
+from cudnn_fe.core.errors import BackendError, FrameworkError, OptionError
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.gradient import Gradient
+from cudnn_fe.core.jax_refusal import refusal
 from cudnn_fe.core.op import Op, Problem, resolve
-from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.core.tensor import TRACED, TensorSpec
+from cudnn_fe.core.tuple_dict import TupleDict
 
 __all__ = ["as_jax", "call_jax"]
+
+jax.tree_util.register_pytree_with_keys(
+    TupleDict,
+    lambda results: ([(jax.tree_util.DictKey(key), value) for key, value in results.items()], tuple(results.keys())),
+    lambda keys, values: TupleDict(zip(keys, values, strict=True)),
+)
 
 Arrays = tuple[Any, ...]
 
 
-def call_jax(op: Op, operands: Arrays, options: Options, scalars: tuple[float, ...], backend: str | None) -> Arrays:
+def call_jax(
+    op: Op,
+    operands: Arrays,
+    options: Options,
+    scalars: tuple[float, ...],
+    backend: str | None,
+    stream: Any = None,
+) -> Arrays:
     """Run an op on JAX arrays or tracers; `Permuted` operands are seen in their permuted order.
 
     Everything but the arrays is static. Under ``jit`` this traces; outside, a jitted function per problem is kept.
+
+    Raises:
+        OptionError: A stream is given.
     """
+    if stream is not None:
+        raise OptionError(
+            "stream", got=repr(stream), wanted="None: XLA orders its own work", remedy="leave stream unset"
+        )
     if op.gradient is not None and not any(isinstance(o, Permuted) for o in operands):
         return _differentiable(op, options, scalars, backend)(*operands)
     return _forward(op, operands, options, scalars, backend)
@@ -53,18 +75,8 @@ def _forward(op: Op, operands: Arrays, options: Options, scalars: tuple[float, .
         (o, spec) for o, spec in zip(operands, problem.inputs, strict=True) if o is not None and spec is not None
     ]
     physical = tuple(_to_physical(o, spec) for o, spec in present)
-    run = _jitted(op, _placeless(problem), scalars, backend)
+    run = _jitted(op, problem.placed(TRACED), scalars, backend)  # jitted functions are not bound to a device
     return tuple(_to_logical(x, spec) for x, spec in zip(run(*physical), problem.outputs, strict=True))
-
-
-def _placeless(problem: Problem) -> Problem:
-    """The problem with every operand traced: compiled functions of JAX are not bound to a device."""
-    changes = {
-        name: replace(spec, device="traced")
-        for name, spec in zip(problem.operands, problem.inputs, strict=True)
-        if spec is not None
-    }
-    return replace(problem, **changes)
 
 
 def _to_physical(operand: Any, spec: TensorSpec) -> Any:
@@ -104,34 +116,45 @@ def _jitted(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str |
         else:
             # The batch becomes the outermost dim in memory: the place of the extent-1 dim that it replaces.
             flat = tuple(
-                x.reshape(_physical_shape(spec)) for x, spec in zip(stacked, _present(wide.inputs), strict=True)
+                x.reshape(physical_shape(spec)) for x, spec in zip(stacked, _present(wide.inputs), strict=True)
             )
             outputs = _jitted(op, wide, scalars, backend)(*flat)
             results = tuple(
-                y.reshape((size, *_physical_shape(spec))) for y, spec in zip(outputs, problem.outputs, strict=True)
+                y.reshape((size, *physical_shape(spec))) for y, spec in zip(outputs, problem.outputs, strict=True)
             )
         return results, (True,) * len(results)
 
-    return jax.jit(run)  # type: ignore[no-any-return]
+    return jax.jit(run)
 
 
 def _present(specs: tuple[TensorSpec | None, ...]) -> list[TensorSpec]:
     return [spec for spec in specs if spec is not None]
 
 
-def _physical_shape(spec: TensorSpec) -> tuple[int, ...]:
-    return tuple(spec.shape[dim] for dim in physical_order(spec))
-
-
 def _lowered(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str | None, *arrays: Any) -> Arrays:
-    target = compile_target()
-    # A backend that is named must serve: on a machine without a target the CPU's refusal says why it cannot.
-    choice = choose(op, problem, backend, on=target or Device("cpu"))
     reference = partial(_reference, op, problem, scalars)
-    if choice.kernel is None and (backend is not None or target is None or problem.degenerate):
+    target = compile_target()
+    try:
+        choice = choose(op, problem, backend, on=target or Device("cpu"))
+    except BackendError as error:
+        if backend is not None:
+            raise  # a backend that is named must serve
+        return _by_platform(arrays, refusal(error, problem.outputs), reference)
+    if choice.kernel is not None:
+        return _by_platform(arrays, partial(_kernel, op, problem, choice, scalars), reference)
+    if backend is not None or problem.degenerate:
         return reference(*arrays)
-    kernel = partial(_kernel, op, problem, choice, scalars)
-    return tuple(jax.lax.platform_dependent(*arrays, cuda=kernel, cpu=reference, tpu=reference))
+    no_target = BackendError(
+        op.name,
+        got="lowering for CUDA on a machine without a GPU",
+        wanted="an architecture to compile for",
+        remedy='set CUTE_DSL_ARCH, e.g. to sm_90a, or pass backend="reference" to run the definition itself',
+    )
+    return _by_platform(arrays, refusal(no_target, problem.outputs), reference)
+
+
+def _by_platform(arrays: Arrays, cuda: Callable[..., Arrays], reference: Callable[..., Arrays]) -> Arrays:
+    return tuple(jax.lax.platform_dependent(*arrays, cuda=cuda, cpu=reference, tpu=reference))
 
 
 def _reference(op: Op, problem: Problem, scalars: tuple[float, ...], *arrays: Any) -> Arrays:
@@ -154,12 +177,9 @@ def _kernel(op: Op, problem: Problem, choice: Choice, scalars: tuple[float, ...]
 
     scratch = choice.kernel.scratch(problem, choice.spec) if choice.kernel.scratch else ()
     written = (*problem.outputs, *scratch)
-
     call = cutlass_call(
         module.launcher(choice.spec),
-        output_shape_dtype=[
-            jax.ShapeDtypeStruct(_physical_shape(spec), jnp.dtype(spec.dtype.name)) for spec in written
-        ],
+        output_shape_dtype=[jax.ShapeDtypeStruct(physical_shape(spec), jnp.dtype(spec.dtype.name)) for spec in written],
         input_spec=[layout(spec) for spec in _present(problem.inputs)],
         output_spec=[layout(spec) for spec in written],
         compile_key=(choice.kernel.module, choice.spec),
@@ -179,7 +199,7 @@ def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backen
         return _forward(op, operands, options, scalars, backend)
 
     def forward(*operands: Any) -> tuple[Arrays, Arrays]:
-        values = tuple(operand.value for operand in operands)
+        values = tuple(None if operand is None else operand.value for operand in operands)
         rule.check(tuple(x.dtype for x in values if x is not None))
         outputs = _forward(op, values, options, scalars, backend)
         return outputs, rule.save(values, outputs)
@@ -188,11 +208,11 @@ def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backen
         dense = tuple(None if _is_zero(ct) else ct for ct in cotangents)
         needed = (True,) * len(op.problem.operands)
         if all(ct is None for ct in dense):
-            return tuple(jnp.zeros_like(x) for x in saved[: len(needed)])
+            return (None,) * len(needed)  # zeros
         return rule.backward(saved, dense, scalars, needed, backend)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
-    return run  # type: ignore[no-any-return]
+    return run
 
 
 def _is_zero(cotangent: Any) -> bool:

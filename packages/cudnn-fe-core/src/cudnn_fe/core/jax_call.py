@@ -48,7 +48,7 @@ def call(
         output_spec: Layouts of the outputs.
         initialized_outputs: For outputs that the kernel adds to: output position to a function from its descriptor
             to its initial array, which is donated to the call.
-        input_output_aliases: Input position to output position that shares its memory.
+        input_output_aliases: Input position to output position that shares its memory; ``fn`` gets it as the input.
         allow_cuda_graph: Whether XLA may capture the call.
         compile_options: Options of the kernel's compiler.
         use_static_tensors: Whether shapes are compiled in.
@@ -61,7 +61,8 @@ def call(
         OptionError: Positions out of range, nested descriptors, an initialised output that also aliases an input.
     """
     single = hasattr(output_shape_dtype, "shape")
-    outputs = (output_shape_dtype,) if single else tuple(output_shape_dtype)
+    flat = isinstance(output_shape_dtype, tuple | list)
+    outputs = (output_shape_dtype,) if single else tuple(output_shape_dtype) if flat else (None,)
     if not all(hasattr(row, "shape") and hasattr(row, "dtype") for row in outputs):
         raise OptionError(
             "output_shape_dtype",
@@ -83,6 +84,11 @@ def call(
                 wanted="either an initial value or an alias",
                 remedy="initialise that input instead",
             )
+    for position in aliases.values():
+        if not 0 <= position < len(outputs):
+            raise OptionError(
+                "input_output_aliases", got=str(position), wanted=f"0..{len(outputs) - 1}", remedy="name an output"
+            )
     filled = sorted(inits)
 
     def run(*arrays: Any) -> Any:
@@ -91,8 +97,12 @@ def call(
         count = len(arrays)
 
         def launch(stream: Any, *tensors: Any, **constants: Any) -> None:
-            # The initial arrays share the outputs' memory; the kernel sees the outputs alone.
-            fn(stream, *tensors[:count], *tensors[count + len(filled) :], **constants)
+            # The DSL leaves out outputs that alias an input; an initial array is such an input, and is the output.
+            initial = dict(zip(filled, tensors[count : count + len(filled)], strict=True))
+            fresh = iter(tensors[count + len(filled) :])
+            given = [place for place in range(len(outputs)) if place not in aliases.values()]
+            results = [initial[place] if place in initial else next(fresh) for place in given]
+            fn(stream, *tensors[:count], *results, **constants)
 
         specs = None
         if input_spec is not None:

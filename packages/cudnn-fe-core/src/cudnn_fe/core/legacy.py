@@ -55,6 +55,7 @@ class LegacyClass:
         returns: Its parameters that `execute` returns, as a mapping, ``"key=parameter"`` where the names differ.
         bare: Whether the one returned is returned itself.
         scratch_bytes: Bytes of the workspace that the documentation asks for; gives ``scratch_workspace_bytes``.
+        methods: Further methods, by name.
     """
 
     name: str
@@ -116,13 +117,13 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
         return "(" + "".join(f"{name}, " for name in names) + ")"
 
     scalars = [f"self._scalars[{i}] if {name} is None else {name}" for i, name in enumerate(row.scalars)]
-    numbers = tuple_of(scalars) if scalars else "self._scalars"
     stream = next(name for name in ("current_stream", "stream") if name in _names(row.execute))
     lines = [f"def execute(self, {row.execute}):"]
     if row.absent:
         lines.append(f"    if not ({' is '.join((*row.absent, 'None'))}):")
         lines.append(f"        _refuse({{{', '.join(f'{name!r}: {name}' for name in row.absent)}}})")
     lines.append("    run = self._run or self._require_compiled()")
+    numbers = tuple_of(scalars) if scalars else "self._scalars"
     given = f"{tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {numbers}, {stream}"
     if "workspace" in _names(row.execute):
         lines.append("    self._check_workspace(workspace)")
@@ -131,6 +132,7 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
     if row.returns:
         pairs = ", ".join(name if "=" in name else f"{name}={name}" for name in row.returns)
         lines.append(f"    return {row.returns[0] if row.bare else f'_TupleDict({pairs})'}")
+    init.__qualname__ = f"{row.name}.__init__"
     execute = _define(
         "execute",
         "\n".join(lines),
@@ -138,6 +140,7 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
         module,
         "Launch into the given outputs on ``current_stream``; allocates nothing and does not synchronise.",
     )
+    execute.__qualname__ = f"{row.name}.execute"
     body = {
         "op": row.op,
         "_bind": staticmethod(row.bind),

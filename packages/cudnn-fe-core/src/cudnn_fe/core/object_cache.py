@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ __all__ = ["Entry", "ObjectCache", "object_cache"]
 
 _log = logging.getLogger(__name__)
 _LOCK_SECONDS = 300.0  # longer than any kernel compiles
+_warned: set[Path] = set()  # folders whose refusal was reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,6 @@ class ObjectCache:
 
     def __init__(self, folder: Path, max_bytes: int = 0) -> None:
         self.folder, self.max_bytes = folder, max_bytes
-        self._warned = False
 
     def find(self, key: str) -> Path | None:
         """The object of ``key``, checked against its record; damaged entries are removed."""
@@ -65,13 +66,15 @@ class ObjectCache:
             entry = Entry(**json.loads(record.read_text()))
             path = self.folder / Path(entry.path).name
             content = path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
         except (OSError, ValueError, TypeError) as error:
-            self._discard(key, f"unreadable: {error}")
+            _log.warning("cache entry %s is rebuilt, since it cannot be read: %s", key[:16], error)
+            self.discard(key)
             return None
         if hashlib.sha256(content).hexdigest() != entry.sha256:
-            self._discard(key, "its bytes differ from its record")
+            _log.warning("cache entry %s is rebuilt, since its bytes differ from its record", key[:16])
+            self.discard(key)
             return None
         with suppress(OSError):
             os.utime(record)  # age counts from the last use
@@ -96,8 +99,8 @@ class ObjectCache:
                 built.replace(path)
                 record.replace(self.folder / f"{key}.json")
         except OSError as error:
-            if not self._warned:
-                self._warned = True
+            if self.folder not in _warned:
+                _warned.add(self.folder)
                 _log.warning("compiled kernels are not kept: %s cannot be written to (%s)", self.folder, error)
             return None
         self.prune()
@@ -112,7 +115,7 @@ class ObjectCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             guard = FileLock(self.folder / f".{key}.lock", timeout=_LOCK_SECONDS)
             guard.acquire()
-        except (OSError, Timeout):
+        except (OSError, NotImplementedError, Timeout):  # file systems without locks raise the second
             yield
             return
         try:
@@ -132,7 +135,8 @@ class ObjectCache:
         """Delete every entry and return how many there were."""
         keys = {path.stem for pattern in ("*.json", "*.so", "*.o") for path in self.folder.glob(pattern)}
         for key in keys:
-            self._remove(key)
+            self.discard(key)
+        self._sweep()
         for lock in self.folder.glob(".*.lock"):
             with suppress(OSError):
                 lock.unlink()
@@ -140,22 +144,27 @@ class ObjectCache:
 
     def prune(self) -> None:
         """Delete the entries used longest ago until the folder is within its bound."""
+        self._sweep()
         if not self.max_bytes:
             return
         total = 0
         for entry in self.entries():
             total += entry.nbytes
             if total > self.max_bytes:
-                self._remove(entry.key)
+                self.discard(entry.key)
 
-    def _discard(self, key: str, why: str) -> None:
-        _log.warning("cache entry %s is rebuilt: %s", key[:16], why)
-        self._remove(key)
-
-    def _remove(self, key: str) -> None:
+    def discard(self, key: str) -> None:
+        """Delete an entry, if it is there."""
         for suffix in (".json", ".so", ".o"):
             with suppress(OSError):
                 (self.folder / f"{key}{suffix}").unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Delete what processes left that ended while writing."""
+        for scratch in self.folder.glob(".new-*"):
+            with suppress(OSError):
+                if time.time() - scratch.stat().st_mtime > _LOCK_SECONDS:
+                    shutil.rmtree(scratch)
 
 
 def object_cache() -> ObjectCache | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.core.device import Device
-from cudnn_fe.core.errors import AlignmentError, DeviceError, DTypeError, ShapeError, StrideError
+from cudnn_fe.core.errors import AlignmentError, DeviceError, DTypeError, OptionError, ShapeError, StrideError
 from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = ["Kernel", "Op", "Problem", "TensorRule", "op_named", "resolve"]
@@ -20,6 +20,12 @@ _ops: dict[str, Op] = {}
 def op_named(name: str) -> Op:
     """The op of that name, among those whose modules are imported."""
     return _ops[name]
+
+
+def _find(name: str) -> Op:
+    from cudnn_fe.core.registry import find_op  # it imports this module
+
+    return _ops.get(name) or find_op(name) or _ops[name]
 
 
 def resolve(target: str) -> Any:
@@ -60,6 +66,11 @@ class Problem(ABC):
     @abstractmethod
     def flops(self) -> int:
         """Floating-point operations of the contraction, by the field's convention."""
+
+    def placed(self, device: str) -> Self:
+        """The same problem with its operands on another device."""
+        operands = zip(self.operands, self.inputs, strict=True)
+        return replace(self, **{name: replace(spec, device=device) for name, spec in operands if spec is not None})
 
     def batched(self, size: int) -> Self | None:
         """The problem of ``size`` independent calls stacked outermost, or None where the op has no batch dim to use."""
@@ -179,6 +190,7 @@ class Op:
         results: Keys of the results; those beyond the kernels' outputs are None.
         scalars: Names of the numbers that are not part of the problem.
         integers: Those of them that are whole: kernels take them as such.
+        autocast: Whether float32 operands take autocast's type, as those of a matrix product do.
         legacy: Other public names of the same op.
         jax_name: Public name of the JAX entry, where there is one.
         gradient: ``"module:attribute"`` of its derivative rule, where there is one.
@@ -199,6 +211,7 @@ class Op:
     results: tuple[str, ...] = ()
     scalars: tuple[str, ...] = ()
     integers: frozenset[str] = frozenset()
+    autocast: bool = True
     legacy: tuple[str, ...] = ()
     jax_name: str | None = None
     gradient: str | None = None
@@ -206,7 +219,18 @@ class Op:
     _reference: list[Callable[..., Any]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        _ops[self.name] = self
+        before = _ops.get(self.name)
+        if before is not None and before.package != self.package:
+            raise OptionError(
+                "name",
+                got=f"{self.name!r} of {self.package}",
+                wanted=f"a name apart from those of {before.package}, which has an op of that name",
+                remedy="rename one of the two",
+            )
+        _ops[self.name] = self  # a reloaded module replaces its own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find, (self.name,)  # there is one object per op; caches go by its identity
 
     def bind(self, *operands: TensorSpec | None, **options: Any) -> Problem:
         """Validate a call; see `Problem.bind`."""

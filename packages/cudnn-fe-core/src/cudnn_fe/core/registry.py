@@ -41,15 +41,15 @@ class Family:
 def families() -> tuple[Family, ...]:
     """Every installed family, by name; two copies of one family on the path count once."""
     found = {point.name: point.load() for point in metadata.entry_points(group=ENTRY_POINTS)}
-    found = found or _on_path()
+    found.update(_on_path(apart_from=frozenset(found)))
     return tuple(found[name] for name in sorted(found))
 
 
-def _on_path() -> dict[str, Family]:
+def _on_path(apart_from: frozenset[str]) -> dict[str, Family]:
     """Families whose sources lie on the path without being installed, as in a plain checkout."""
     import cudnn_fe  # a namespace package: its path lists every place that holds a family
 
-    names = [row.name for row in pkgutil.iter_modules(cudnn_fe.__path__) if row.ispkg and row.name != "core"]
+    names = {row.name for row in pkgutil.iter_modules(cudnn_fe.__path__) if row.ispkg} - apart_from - {"core"}
     found = [name for name in names if util.find_spec(f"cudnn_fe.{name}.exports")]
     return {name: resolve(f"cudnn_fe.{name}.exports:FAMILY") for name in found}
 

@@ -60,7 +60,7 @@ class Settings:
             if isinstance(row.default, bool):
                 values[row.name] = text.lower() in _YES
             elif isinstance(row.default, int):
-                if not text.isdigit():
+                if not text.isdecimal():
                     raise OptionError(
                         row.metadata["env"],
                         got=repr(text),
@@ -74,12 +74,19 @@ class Settings:
 
     @property
     def cache_path(self) -> Path:
-        """Folder of compiled kernels."""
+        """Folder of compiled kernels.
+
+        Raises:
+            RuntimeError: It lies in the home folder, and the user has none.
+        """
         if self.cache_dir:
             return Path(self.cache_dir).expanduser()
         import platformdirs  # only a process that compiles or loads a kernel pays for it
 
-        return Path(platformdirs.user_cache_dir("cudnn-fe")) / "kernels"
+        folder = Path(platformdirs.user_cache_dir("cudnn-fe"))
+        if not folder.is_absolute():  # an unexpanded "~": the user has no home
+            raise RuntimeError("no home folder")
+        return folder / "kernels"
 
 
 _current: Settings | None = None

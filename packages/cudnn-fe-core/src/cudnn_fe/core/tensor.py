@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import AliasError, AlignmentError, FrameworkError, ShapeError, StrideError
 from cudnn_fe.core.frameworks import framework_of
 
-__all__ = ["TensorSpec", "byte_range", "contiguous_strides", "refuse_overlap", "spec_of"]
+__all__ = ["TensorSpec", "byte_range", "contiguous_strides", "pointer_of", "refuse_overlap", "spec_of"]
 
+_DLPACK_CUDA = (2, 13)  # device memory, managed memory
 TRACED = "traced"  # the device of a JAX tracer, which is not known before lowering
 
 
@@ -141,7 +142,7 @@ def spec_of(array: Any, name: str = "tensor") -> TensorSpec:
     elif framework == "numpy":
         spec, pointer = _numpy_spec(array, name)
     else:
-        return _described(array, name)
+        spec, pointer = _dlpack_spec(array, name)
     if pointer % spec.dtype.itemsize:
         raise AlignmentError(
             name,
@@ -152,14 +153,26 @@ def spec_of(array: Any, name: str = "tensor") -> TensorSpec:
     return spec
 
 
+def _is_strided(tensor: Any) -> bool:
+    return str(tensor.layout) == "torch.strided"
+
+
 def _torch_spec(array: Any, name: str) -> tuple[TensorSpec, int]:
     device = array.device
-    place = f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
+    place = device.type if device.index is None or device.type == "cpu" else str(device)
+    if not _is_strided(array):
+        raise StrideError(
+            name,
+            got=f"a {array.layout} tensor",
+            wanted="a strided tensor",
+            remedy="call to_dense() on the operand",
+        )
     try:
-        pointer = array.data_ptr() if device.type in ("cuda", "cpu") else 0
-    except RuntimeError:  # fake and functional tensors have no storage
+        fake = getattr(array, "fake_mode", None) is not None  # asking these for a pointer warns
+        pointer = array.data_ptr() if device.type in ("cuda", "cpu") and not fake else 0
+    except RuntimeError:  # functional and batched tensors have no storage of their own
         pointer = 0
-    shape = tuple(int(extent) for extent in array.shape)
+    shape = tuple(array.shape)  # symbolic extents stay so, else torch.compile would compile every M anew
     spec = TensorSpec(shape, tuple(array.stride()), dtype(array.dtype, operand=name), place, _alignment(pointer), name)
     return spec, pointer
 
@@ -186,9 +199,24 @@ def _jax_spec(array: Any, name: str) -> TensorSpec:
     except Exception:  # tracers raise their own error type, which differs between releases
         pass
     else:
-        place = "cpu" if device.platform == "cpu" else f"cuda:{device.local_hardware_id or 0}"
+        index = device.local_hardware_id or 0
+        place = {"cpu": "cpu", "gpu": f"cuda:{index}"}.get(device.platform, f"{device.platform}:{index}")
     shape = tuple(array.shape)
     return TensorSpec(shape, contiguous_strides(shape), dtype(array.dtype, operand=name), place, 16, name)
+
+
+def _dlpack_spec(array: Any, name: str) -> tuple[TensorSpec, int]:
+    """Of an array that only DLPack knows; its own attributes may count strides in bytes."""
+    try:
+        import tvm_ffi  # light: it imports no framework
+    except ImportError:
+        return _described(array, name), 0
+    view = tvm_ffi.from_dlpack(array)
+    kind, index = array.__dlpack_device__()
+    place = f"cuda:{index}" if int(kind) in _DLPACK_CUDA else "cpu"
+    spec = TensorSpec(tuple(view.shape), tuple(view.strides), dtype(str(view.dtype), operand=name), place, 16, name)
+    pointer = view.data_ptr()
+    return replace(spec, alignment=_alignment(pointer)), pointer
 
 
 def _described(array: Any, name: str) -> TensorSpec:
@@ -207,6 +235,16 @@ def _described(array: Any, name: str) -> TensorSpec:
     strides = tuple(given() if callable(given) else given) if given is not None else contiguous_strides(shape)
     device = str(getattr(array, "device", "cpu"))
     return TensorSpec(shape, strides, dtype(kind, operand=name), "cuda:0" if device == "cuda" else device, 16, name)
+
+
+def pointer_of(array: Any) -> int:
+    """The address of a strided torch tensor's, NumPy array's or DLPack object's first element; 0 where it has none."""
+    framework = framework_of(array)
+    if framework == "torch":
+        return int(array.data_ptr())
+    if framework == "numpy":
+        return int(array.__array_interface__["data"][0]) if array.size else 0
+    return _dlpack_spec(array, "tensor")[1]
 
 
 def byte_range(spec: TensorSpec, pointer: int) -> tuple[int, int]:

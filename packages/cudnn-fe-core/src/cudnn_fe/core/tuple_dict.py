@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 __all__ = ["TupleDict"]
 
 
-class TupleDict(dict[str, Any]):
+# A type checker takes the type of the keys for what unpacking yields.
+class TupleDict(dict[Any, Any]):
     """A dict of results that unpacks like a tuple of its values.
 
     Iteration yields values in the order of construction, ``td[0]`` is the first value and ``td["name"]`` the
@@ -22,21 +24,26 @@ class TupleDict(dict[str, Any]):
     """
 
     __slots__ = ("_order",)
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._order = tuple(super().__iter__())
+        dict.__init__(self, *args, **kwargs)
+        self._order = tuple(dict.keys(self)) if args else tuple(kwargs)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([super(TupleDict, self).__getitem__(key) for key in self._order])
+        return iter([dict.__getitem__(self, key) for key in self._order])
 
     def __getitem__(self, key: str | int) -> Any:
         if isinstance(key, int):
             if not 0 <= key < len(self._order):
                 raise IndexError(f"position {key} is outside 0..{len(self._order) - 1}")
             key = self._order[key]
-        return super().__getitem__(key)
+        return dict.__getitem__(self, key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TupleDict, (dict(self.items()),)
+        # Keys that were added later must not join the order on the way through pickle or copy.
+        return TupleDict, ({key: dict.__getitem__(self, key) for key in self._order},), None, None, iter(self.items())
+
+    def copy(self) -> TupleDict:
+        """A shallow copy."""
+        return copy(self)

@@ -1,4 +1,4 @@
-"""Tuning parameters of the legacy signatures: validated as documented, then taken as hints without effect on results."""
+"""Tuning parameters of the legacy signatures: validated as documented, then taken as hints without effect."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile, Major
+from cudnn_fe.core.gemm_tiles import choose_tile
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -39,7 +40,14 @@ def _spec(problem: Any, where: Device, epilogue: Epilogue, *, tile: GemmTile | N
 
 
 def _sm90_spec(problem: Any, where: Device, epilogue: Epilogue) -> GemmSpec:
-    return _spec(problem, where, epilogue, tile=GemmTile(persistent_ctas=where.multiprocessors))
+    tile = choose_tile(
+        *problem.extents,
+        dtype=problem.a.dtype.name,
+        epilogue=epilogue,
+        multiprocessors=where.multiprocessors,
+        majors=(_major(problem.a), _major(problem.b)),
+    )
+    return _spec(problem, where, epilogue, tile=tile)
 
 
 def _portable_spec(problem: Any, where: Device, epilogue: Epilogue) -> GemmSpec:

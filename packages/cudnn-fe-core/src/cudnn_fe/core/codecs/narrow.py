@@ -5,6 +5,7 @@ from __future__ import annotations
 import array_api_compat
 import ml_dtypes
 import numpy as np
+
 from cudnn_fe.core.codecs.bits import INF_BITS, Array, at_most, float32_bits, float32_from_bits, namespace_of
 from cudnn_fe.core.codecs.encode import encode_bits
 from cudnn_fe.core.codecs.formats import Format

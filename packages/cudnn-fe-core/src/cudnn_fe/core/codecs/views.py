@@ -6,6 +6,7 @@ from typing import Any
 
 import array_api_compat
 import ml_dtypes
+
 from cudnn_fe.core.codecs.bits import Array, dtype_of, namespace_of
 from cudnn_fe.core.codecs.formats import E2M1, format_of
 from cudnn_fe.core.codecs.pack import pack_fp4, unpack_fp4

@@ -12,7 +12,7 @@ _LOG2_E = math.log2(math.e)
 
 
 def sigmoid(gate: Float32) -> Float32:
-    """``1 / (1 + exp2(-gate * log2(e)))`` with the approximate exponential and reciprocal: two special-function slots."""
+    """``1 / (1 + exp2(-gate * log2(e)))``, approximate exponential and reciprocal: two special-function slots."""
     return cute.arch.rcp_approx(Float32(1.0) + cute.math.exp2(gate * Float32(-_LOG2_E), fastmath=True))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.core.cute.numerics import element_type
 from cutlass import cute
+
+from cudnn_fe.core.cute.numerics import element_type
 
 __all__ = ["fake_tensor"]
 

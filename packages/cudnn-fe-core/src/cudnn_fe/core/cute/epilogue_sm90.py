@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cutlass import Float32, Int32, cute
+from cutlass.cute.nvgpu import warp
+
 from cudnn_fe.core.cute.activations import swiglu
 from cudnn_fe.core.cute.mainloop_sm90 import make_tiled_mma, swizzled_atom
 from cudnn_fe.core.cute.numerics import element_type
-from cutlass import Float32, Int32, cute
-from cutlass.cute.nvgpu import warp
 
 __all__ = ["Epilogue", "Output", "identity_epilogue", "swiglu_epilogue"]
 

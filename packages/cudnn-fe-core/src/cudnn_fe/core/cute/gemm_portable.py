@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass import Float32, cute
+from cutlass import Float32, Int32, cute
 from cutlass.memory import SmemAllocator
 
 from cudnn_fe.core.cute.arguments import fake_tensor
-from cudnn_fe.core.cute.loaders_plain import OperandPlan
-from cudnn_fe.core.cute.mainloop_mma import ACCUMULATORS, MainLoop, TileCoordinates, tile_coordinates
+from cudnn_fe.core.cute.loaders_plain import TILE_ROWS, OperandPlan
+from cudnn_fe.core.cute.mainloop_mma import ACCUMULATORS, MainLoop
 from cudnn_fe.core.cute.store_plain import StagedTile
+from cudnn_fe.core.cute.tile_scheduler import DenseTiles
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gemm_spec import GemmSpec
 
-__all__ = ["PortableGemm", "fake_operands", "fake_outputs", "half_columns"]
+__all__ = ["PortableGemm", "fake_operands", "fake_outputs"]
+
+_BAND = 8  # tiles of M that are walked together and share their tiles of B in L2
 
 
 class PortableGemm:
@@ -33,14 +36,19 @@ class PortableGemm:
         self.out_major = spec.out_major
         self.shared_bytes = max(self.main_loop.shared_bytes, StagedTile.size(spec.out_major))
 
+    def tiles(self, a: Any, b: Any) -> DenseTiles:
+        """The output's tiles, one for each block; all blocks lie along the grid's x, which alone may pass 65535."""
+        extents = (a.shape[0], b.shape[0], a.shape[1], a.shape[2])
+        return DenseTiles.of(extents, (TILE_ROWS, TILE_ROWS, self.main_loop.a.depth), (1, 1, 1), _BAND)
+
     @cute.jit
     def staged(self, a: cute.Tensor, b: cute.Tensor, alpha: Float32) -> Any:
         """Compute this block's tile of ``alpha * A * B^T``; K = 0 gives zeros.
 
         Returns:
-            The `StagedTile`, readable by every thread, and its `TileCoordinates`.
+            The `StagedTile`, readable by every thread, and its `TileCoordinate`.
         """
-        tile = tile_coordinates(cute.arch.block_idx()[0], a.shape[0], b.shape[0])
+        tile = self.tiles(a, b).coordinate(cute.arch.block_idx()[0], (Int32(0), Int32(0), Int32(0)))
         memory = SmemAllocator().allocate(self.shared_bytes, 128)
         shared = memory.toint()
         sums = cute.make_rmem_tensor(ACCUMULATORS, Float32)
@@ -51,20 +59,12 @@ class PortableGemm:
         return staged, tile
 
 
-def half_columns(tile: TileCoordinates) -> TileCoordinates:
-    """The tile of an output with half as many columns."""
-    return TileCoordinates(tile.row, tile.column // 2, tile.batch)
-
-
 def fake_operands(spec: GemmSpec) -> tuple[Any, Any]:
-    """Stand-ins for A and B, aligned as the spec says."""
-    return (
-        fake_tensor(spec.a_dtype, 1 if spec.a_major == "k" else 0, alignment=spec.alignment),
-        fake_tensor(spec.b_dtype, 1 if spec.b_major == "k" else 0, alignment=spec.alignment),
-    )
+    """Stand-ins for A and B, aligned as the spec says; no stride is fixed, since a dim of extent 1 may have any."""
+    a, b = (fake_tensor(name, -1, alignment=spec.alignment) for name in (spec.a_dtype, spec.b_dtype))
+    return a, b
 
 
 def fake_outputs(spec: GemmSpec) -> tuple[Any, ...]:
     """Stand-ins for the outputs, aligned to their elements."""
-    contiguous = 1 if spec.out_major == "n" else 0
-    return tuple(fake_tensor(name, contiguous, alignment=dtype(name).itemsize) for name in spec.out_dtypes)
+    return tuple(fake_tensor(name, -1, alignment=dtype(name).itemsize) for name in spec.out_dtypes)

@@ -6,14 +6,15 @@ from typing import Any
 
 import cutlass
 from cuda.bindings.driver import CUstream
-from cudnn_fe.core.cute import epilogue_sm90, mainloop_sm90
+from cutlass import Float32, Int32, cute, pipeline
+from cutlass.cute.nvgpu import cpasync
+
+from cudnn_fe.core.cute import epilogue_sm90, mainloop_sm90, split_k
 from cudnn_fe.core.cute.epilogue_sm90 import Epilogue, Output
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.tile_scheduler import DenseTiles
 from cudnn_fe.core.cute.tma import TmaTile, load_tile, store_tile, tma_view
 from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile
-from cutlass import Float32, Int32, cute, pipeline
-from cutlass.cute.nvgpu import cpasync
 
 __all__ = ["GemmSm90"]
 
@@ -22,6 +23,8 @@ BARRIER_BYTES = 1024
 WARPGROUP = 128
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
+STORE_BARRIER = 1
+TURN_BARRIER = 3
 
 
 class GemmSm90:
@@ -32,6 +35,8 @@ class GemmSm90:
         outputs: What is stored, in the epilogue's order.
         epilogue: The function from a block of accumulators to the outputs' fragments.
         block_columns: Accumulator columns that one call of the epilogue sees.
+
+    With K split, a cluster works on one output tile and then exits: its partial sums travel through the stages' memory.
     """
 
     def __init__(self, spec: GemmSpec, outputs: tuple[Output, ...], epilogue: Epilogue, block_columns: int) -> None:
@@ -40,34 +45,41 @@ class GemmSm90:
         self.block_columns = block_columns
         self.a_type, self.b_type = element_type(spec.a_dtype), element_type(spec.b_dtype)
         self.k = mainloop_sm90.STAGE_BYTES_K * 8 // self.a_type.width
-        self.consumers = tile.warpgroups_m * tile.warpgroups_n
+        self.sharing = tile.warpgroups_m * tile.warpgroups_n
+        self.consumers = 2 if tile.ping_pong else self.sharing
         self.threads = WARPGROUP * (self.consumers + 1)
         self.warpgroup_columns = tile.n // tile.warpgroups_n
+        self.row_blocks = tile.m // (64 * tile.warpgroups_m)
         self.blocks = self.warpgroup_columns // block_columns
+        self.values = block_columns // 2
         self.cluster = (tile.cluster_m, tile.cluster_n, tile.split_k)
+        self.a_rows = tile.fetched_m or tile.m
+        if self.a_rows != tile.m and (spec.a_major != "k" or tile.cluster_n > 1):
+            raise ValueError(f"{tile} fetches part of A's rows, which needs A contiguous along K and not multicast")
         self.stage_bytes = (tile.m + tile.n) * mainloop_sm90.STAGE_BYTES_K
         slot_bytes = self.consumers * sum(output.bytes for output in outputs)
         free = SMEM_BYTES - BARRIER_BYTES
         self.slots = 2 if (free - 2 * slot_bytes) // self.stage_bytes == (free - slot_bytes) // self.stage_bytes else 1
+        if self.row_blocks * self.blocks % self.slots:
+            self.slots = 1  # a tile's last block and the next one's first would share a slot while TMA reads it
         self.stages = (free - self.slots * slot_bytes) // self.stage_bytes
+        mailbox_bytes = split_k.mailbox_bytes(self.blocks, self.values, tile.split_k) * self.consumers
+        if tile.split_k > 1 and (mailbox_bytes > self.stages * self.stage_bytes or self.row_blocks > 1):
+            raise ValueError(f"K split in {tile.split_k} needs more shared memory than the stages of {tile} have")
 
     def tiled_mma(self) -> Any:
-        """The products of one CTA; FP8 splits 256 columns in two, to leave registers for the promotion."""
-        columns = self.warpgroup_columns
-        if self.spec.is_fp8 and columns > 128:
-            columns //= 2
+        """The products of one CTA."""
         majors = (self.spec.a_major, self.spec.b_major)
-        return mainloop_sm90.make_tiled_mma(
-            self.a_type, self.b_type, majors, columns, (self.tile.warpgroups_m, self.tile.warpgroups_n)
-        )
+        warpgroups = (self.tile.warpgroups_m, self.tile.warpgroups_n)
+        return mainloop_sm90.make_tiled_mma(self.a_type, self.b_type, majors, self.warpgroup_columns, warpgroups)
 
-    def a_layout(self) -> Any:
+    def a_layout(self, rows: int, stages: int) -> Any:
         """A's stages."""
-        return mainloop_sm90.operand_smem_layout(self.a_type, self.spec.a_major, self.tile.m, self.k, self.stages)
+        return mainloop_sm90.operand_smem_layout(self.a_type, self.spec.a_major, rows, self.k, stages)
 
-    def b_layout(self) -> Any:
+    def b_layout(self, stages: int) -> Any:
         """B's stages."""
-        return mainloop_sm90.operand_smem_layout(self.b_type, self.spec.b_major, self.tile.n, self.k, self.stages)
+        return mainloop_sm90.operand_smem_layout(self.b_type, self.spec.b_major, self.tile.n, self.k, stages)
 
     @cute.jit
     def __call__(
@@ -77,24 +89,28 @@ class GemmSm90:
         b: cute.Tensor,
         outs: tuple[cute.Tensor, ...],
         alpha: Float32,
-    ):
+    ) -> None:
+        """Launches on `stream`; `outs` in the order of `outputs`. K must not be 0."""
         tile = self.tile
         a = tma_view(a, 1 if self.spec.a_major == "k" else 0)
         b = tma_view(b, 1 if self.spec.b_major == "k" else 0)
         internal = cutlass.TFloat32 if self.a_type.width == 32 else None
-        load_a = load_tile(a, cute.slice_(self.a_layout(), (None, None, 0)), (tile.m, self.k), tile.cluster_n, internal)
-        load_b = load_tile(b, cute.slice_(self.b_layout(), (None, None, 0)), (tile.n, self.k), tile.cluster_m, internal)
+        load_a = load_tile(a, self.a_layout(self.a_rows, 1), (self.a_rows, self.k), tile.cluster_n, internal)
+        load_b = load_tile(b, self.b_layout(1), (tile.n, self.k), tile.cluster_m, internal)
         stores = []
         for output, out in zip(self.outputs, outs, strict=True):
             view = tma_view(out, 1 if output.major == "n" else 0)
             stores.append(store_tile(view, cute.slice_(output.smem_layout(1), (None, None, 0)), (64, output.columns)))
         extents = (a.shape[0], b.shape[0], a.shape[1], a.shape[2])
-        clusters = cutlass.min(self.schedule(extents).total(), tile.persistent_ctas // cute.size(self.cluster))
+        clusters = self.schedule(extents).total()
+        if cutlass.const_expr(tile.split_k == 1):
+            clusters = cutlass.min(clusters, tile.persistent_ctas // cute.size(self.cluster))
         self.kernel(load_a, load_b, tuple(stores), self.tiled_mma(), extents, alpha).launch(
             grid=(tile.cluster_m, tile.cluster_n, tile.split_k * clusters),
             block=(self.threads, 1, 1),
             cluster=self.cluster,
             min_blocks_per_mp=1,
+            use_pdl=tile.early_launch,
             stream=stream,
         )
 
@@ -111,7 +127,8 @@ class GemmSm90:
         tiled_mma: cute.TiledMma,
         extents: tuple[Int32, Int32, Int32, Int32],
         alpha: Float32,
-    ):
+    ) -> None:
+        """The device code: descriptors, shared memory, then one branch per warpgroup role."""
         thread = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         warpgroup_index = cute.arch.make_warp_uniform(thread // WARPGROUP)
@@ -123,7 +140,7 @@ class GemmSm90:
 
         smem = cutlass.memory.SmemAllocator()
         barriers = smem.allocate_array(cutlass.Int64, 2 * self.stages, byte_alignment=16)
-        a_layout, b_layout = self.a_layout(), self.b_layout()
+        a_layout, b_layout = self.a_layout(self.tile.m, self.stages), self.b_layout(self.stages)
         sA = smem.allocate_tensor(self.a_type, a_layout.outer, 1024, swizzle=a_layout.inner)
         sB = smem.allocate_tensor(self.b_type, b_layout.outer, 1024, swizzle=b_layout.inner)
         sOuts = []
@@ -138,30 +155,13 @@ class GemmSm90:
             barrier_storage=barriers,
             num_stages=self.stages,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, sharers * self.consumers * 4),
-            tx_count=self.stage_bytes,
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, sharers * self.sharing * 4),
+            tx_count=(self.a_rows + self.tile.n) * mainloop_sm90.STAGE_BYTES_K,
             cta_layout_vmnk=cluster_layout,
             defer_sync=True,
         )
-        cluster_size = cute.size(self.cluster)
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
 
-        gA = cute.local_tile(load_a.tensor, (self.tile.m, self.k), (None, None, None))
-        gB = cute.local_tile(load_b.tensor, (self.tile.n, self.k), (None, None, None))
-        tAsA, tAgA = cpasync.tma_partition(
-            load_a.atom,
-            rank[1],
-            cute.make_layout(self.tile.cluster_n),
-            cute.group_modes(sA, 0, 2),
-            cute.group_modes(gA, 0, 2),
-        )
-        tBsB, tBgB = cpasync.tma_partition(
-            load_b.atom,
-            rank[0],
-            cute.make_layout(self.tile.cluster_m),
-            cute.group_modes(sB, 0, 2),
-            cute.group_modes(gB, 0, 2),
-        )
         tiles = self.schedule(extents)
         first = cute.arch.block_idx()[2] // self.tile.split_k
         step = cute.arch.grid_dim()[2] // self.tile.split_k
@@ -171,80 +171,160 @@ class GemmSm90:
             if cutlass.const_expr(self.consumers == 2):
                 cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == 0:
-                coordinates = (0, *rank)
-                a_mask = cpasync.create_tma_multicast_mask(cluster_layout, coordinates, 2)
-                b_mask = cpasync.create_tma_multicast_mask(cluster_layout, coordinates, 1)
-                a_mask = a_mask if self.tile.cluster_n > 1 else None
-                b_mask = b_mask if self.tile.cluster_m > 1 else None
-                state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
-                for linear in cutlass.range(first, tiles.total(), step, unroll=1):
-                    at = tiles.coordinate(linear, rank)
-                    state = mainloop_sm90.produce(
-                        ring,
-                        state,
-                        load_a,
-                        load_b,
-                        tAgA[None, at.m, None, at.batch],
-                        tAsA,
-                        tBgB[None, at.n, None, at.batch],
-                        tBsB,
-                        at.k_first,
-                        tiles.k_tiles,
-                        a_mask,
-                        b_mask,
-                    )
-                ring.producer_tail(state)
+                self.load_tiles(ring, tiles, first, step, rank, load_a, load_b, sA, sB)
         else:
             if cutlass.const_expr(self.consumers == 2):
                 cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             consumer = warpgroup_index - 1
-            thread_mma = tiled_mma.get_slice(consumer * WARPGROUP)
-            tCrA = tiled_mma.make_fragment_A(thread_mma.partition_A(sA))
-            tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
-            acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((self.tile.m, self.tile.n)), Float32)
-            state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-            for linear in cutlass.range(first, tiles.total(), step, unroll=1):
-                at = tiles.coordinate(linear, rank)
-                if cutlass.const_expr(self.spec.is_fp8):
-                    state = mainloop_sm90.consume_promoted(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
-                else:
-                    state = mainloop_sm90.consume(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles)
-                self.store(acc, stores, sOuts, at, consumer, thread % WARPGROUP, warp % 4, alpha)
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            self.multiply_tiles(ring, tiles, first, step, rank, tiled_mma, sA, sB, stores, sOuts, consumer, alpha)
+
+    @cute.jit
+    def load_tiles(
+        self,
+        ring: Any,
+        tiles: DenseTiles,
+        first: Int32,
+        step: Int32,
+        rank: tuple[Int32, Int32, Int32],
+        load_a: TmaTile,
+        load_b: TmaTile,
+        sA: cute.Tensor,
+        sB: cute.Tensor,
+    ) -> None:
+        """The producer warp: every K tile of every output tile of this CTA."""
+        gA = cute.local_tile(load_a.tensor, (self.a_rows, self.k), (None, None, None))
+        gB = cute.local_tile(load_b.tensor, (self.tile.n, self.k), (None, None, None))
+        tAsA, tAgA = cpasync.tma_partition(
+            load_a.atom,
+            rank[1],
+            cute.make_layout(self.tile.cluster_n),
+            cute.group_modes(cute.local_tile(sA, (self.a_rows, self.k, self.stages), (0, 0, 0)), 0, 2),
+            cute.group_modes(gA, 0, 2),
+        )
+        tBsB, tBgB = cpasync.tma_partition(
+            load_b.atom,
+            rank[0],
+            cute.make_layout(self.tile.cluster_m),
+            cute.group_modes(sB, 0, 2),
+            cute.group_modes(gB, 0, 2),
+        )
+        cluster_layout = cute.make_layout((1, *self.cluster))
+        coordinates = (0, *rank)
+        a_mask = cpasync.create_tma_multicast_mask(cluster_layout, coordinates, 2)
+        b_mask = cpasync.create_tma_multicast_mask(cluster_layout, coordinates, 1)
+        a_mask = a_mask if self.tile.cluster_n > 1 else None
+        b_mask = b_mask if self.tile.cluster_m > 1 else None
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
+        if cutlass.const_expr(self.tile.early_launch):
+            cute.arch.griddepcontrol_wait()  # the consumers store only what depends on these loads
+        for linear in cutlass.range(first, tiles.total(), step, unroll=1):
+            at = tiles.coordinate(linear, rank)
+            state = mainloop_sm90.produce(
+                ring,
+                state,
+                load_a,
+                load_b,
+                tAgA[None, at.m, None, at.batch],
+                tAsA,
+                tBgB[None, at.n, None, at.batch],
+                tBsB,
+                at.k_first,
+                tiles.k_tiles,
+                a_mask,
+                b_mask,
+            )
+        if cutlass.const_expr(self.tile.early_launch):
+            cute.arch.griddepcontrol_launch_dependents()
+        ring.producer_tail(state)
+
+    @cute.jit
+    def multiply_tiles(
+        self,
+        ring: Any,
+        tiles: DenseTiles,
+        first: Int32,
+        step: Int32,
+        rank: tuple[Int32, Int32, Int32],
+        tiled_mma: cute.TiledMma,
+        sA: cute.Tensor,
+        sB: cute.Tensor,
+        stores: tuple[TmaTile, ...],
+        sOuts: list[cute.Tensor],
+        consumer: Int32,
+        alpha: Float32,
+    ) -> None:
+        """A consumer warpgroup: its products of every output tile of this CTA, then the epilogue of each."""
+        turn = consumer if self.tile.ping_pong else Int32(0)
+        turns = self.consumers if self.tile.ping_pong else 1
+        thread_mma = tiled_mma.get_slice((consumer - turn) * WARPGROUP)
+        tCrA = tiled_mma.make_fragment_A(thread_mma.partition_A(sA))
+        tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
+        acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((self.tile.m, self.tile.n)), Float32)
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+        if cutlass.const_expr(self.tile.ping_pong):
+            state = mainloop_sm90.skip(state, turn * tiles.k_tiles)
+            if consumer == 1:
+                pipeline.NamedBarrier(TURN_BARRIER, 2 * WARPGROUP).arrive()
+        for linear in cutlass.range(first + turn * step, tiles.total(), step * turns, unroll=1):
+            at = tiles.coordinate(linear, rank)
+            next_turn = None
+            if cutlass.const_expr(self.tile.ping_pong):
+                # An mbarrier tells apart neighbouring laps only: waiting for a stage several laps ahead of the
+                # ring would succeed at once. So nobody waits before the other has seen all stages of its tile.
+                pipeline.NamedBarrier(TURN_BARRIER + consumer, 2 * WARPGROUP).arrive_and_wait()
+                next_turn = pipeline.NamedBarrier(TURN_BARRIER + 1 - consumer, 2 * WARPGROUP)
+            multiply = mainloop_sm90.consume_promoted if self.spec.is_fp8 else mainloop_sm90.consume
+            state = multiply(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles, next_turn)
+            if cutlass.const_expr(self.tile.ping_pong):
+                state = mainloop_sm90.skip(state, tiles.k_tiles)
+            row = at.m * (self.tile.m // 64) + (consumer - turn) % self.tile.warpgroups_m
+            column = at.n * self.tile.warpgroups_n + (consumer - turn) // self.tile.warpgroups_m
+            if cutlass.const_expr(self.tile.split_k == 1):
+                for index in cutlass.range_constexpr(self.row_blocks * self.blocks):
+                    fragment = cute.make_tensor(acc.iterator + index * self.values, cute.make_layout(self.values))
+                    where = (row + index // self.blocks, column * self.blocks + index % self.blocks, at.batch)
+                    self.store(fragment, stores, sOuts, where, consumer, index % self.slots, alpha)
+            else:
+                neighbours = self.tile.cluster_m * self.tile.cluster_n
+                first_peer = rank[0] + rank[1] * self.tile.cluster_m
+                peers = [first_peer + part * neighbours for part in range(self.tile.split_k)]
+                sums = split_k.exchange(acc, sA.iterator, consumer, rank[2], self.blocks, peers)
+                for index in cutlass.range_constexpr(split_k.turns(self.blocks, self.tile.split_k)):
+                    block = rank[2] + index * self.tile.split_k
+                    if block < self.blocks:
+                        where = (row, column * self.blocks + block, at.batch)
+                        self.store(sums[index], stores, sOuts, where, consumer, index % self.slots, alpha)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def store(
         self,
-        acc: cute.Tensor,
+        fragment: cute.Tensor,
         stores: tuple[TmaTile, ...],
         sOuts: list[cute.Tensor],
-        at: Any,
+        where: tuple[Int32, Int32, Int32],
         consumer: Int32,
-        thread: Int32,
-        warp: Int32,
+        slot: cutlass.Constexpr[int],
         alpha: Float32,
-    ):
-        """Runs the epilogue block by block; each warpgroup keeps its own buffers and barrier, so they may drift."""
-        values = self.block_columns // 2
-        barrier = pipeline.NamedBarrier(barrier_id=consumer + 1, num_threads=WARPGROUP)
-        row = at.m * (self.tile.m // 64) + consumer % self.tile.warpgroups_m
-        column = (at.n * self.tile.warpgroups_n + consumer // self.tile.warpgroups_m) * self.blocks
-        for block in cutlass.range_constexpr(self.blocks):
-            fragment = cute.make_tensor(acc.iterator + block * values, cute.make_layout(values))
-            results = self.epilogue(fragment, alpha)
-            slot = consumer * self.slots + block % self.slots
-            if warp == 0:
-                cute.arch.cp_async_bulk_wait_group(self.slots - 1, read=True)
-            barrier.arrive_and_wait()
-            for output, result, sOut in zip(self.outputs, results, sOuts, strict=True):
-                epilogue_sm90.store_fragment(output, result, sOut[None, None, slot], thread)
-            cute.arch.fence_proxy("async.shared", space="cta")
-            barrier.arrive_and_wait()
-            if warp == 0:
-                for output, store, sOut in zip(self.outputs, stores, sOuts, strict=True):
-                    gOut = cute.local_tile(store.tensor, (64, output.columns), (None, None, None))
-                    tSsOut, tSgOut = cpasync.tma_partition(
-                        store.atom, 0, cute.make_layout(1), cute.group_modes(sOut, 0, 2), cute.group_modes(gOut, 0, 2)
-                    )
-                    cute.copy(store.atom, tSsOut[None, slot], tSgOut[None, row, column + block, at.batch])
-                cute.arch.cp_async_bulk_commit_group()
+    ) -> None:
+        """Runs the epilogue on a block; each warpgroup has its own buffers and barrier, so that they may drift."""
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0
+        barrier = pipeline.NamedBarrier(STORE_BARRIER + consumer, WARPGROUP)
+        results = self.epilogue(fragment, alpha)
+        place = consumer * self.slots + slot
+        if storing_warp:
+            cute.arch.cp_async_bulk_wait_group(self.slots - 1, read=True)
+        barrier.arrive_and_wait()
+        for output, result, sOut in zip(self.outputs, results, sOuts, strict=True):
+            epilogue_sm90.store_fragment(output, result, sOut[None, None, place], thread)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        barrier.arrive_and_wait()
+        if storing_warp:
+            for output, store, sOut in zip(self.outputs, stores, sOuts, strict=True):
+                gOut = cute.local_tile(store.tensor, (64, output.columns), (None, None, None))
+                tSsOut, tSgOut = cpasync.tma_partition(
+                    store.atom, 0, cute.make_layout(1), cute.group_modes(sOut, 0, 2), cute.group_modes(gOut, 0, 2)
+                )
+                cute.copy(store.atom, tSsOut[None, place], tSgOut[None, *where])
+            cute.arch.cp_async_bulk_commit_group()

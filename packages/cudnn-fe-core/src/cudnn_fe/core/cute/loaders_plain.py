@@ -1,7 +1,7 @@
 """Operand tiles from global to shared memory by plain means: cp.async, or loads through registers.
 
-A tile is 128 rows (of M or N) by 64 bytes of K as the MMA reads them. In shared memory each line along the operand's
-contiguous dim is padded by 16 or 32 bytes, which keeps the fragment reads free of bank conflicts without a swizzle.
+A tile is 128 rows (of M or N) by 64 bytes of K as the MMA reads them. So that neither copies nor fragment reads meet
+bank conflicts, the 16-byte chunks of a K-major row are permuted (`swizzled`), and MN-major lines are padded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cudnn_fe.core.cute.fp8_widen import E4M3_SCALE, widen_fp8
 from cudnn_fe.core.cute.ptx_base import copy_async, load_global, store_shared
 from cudnn_fe.core.dtypes import DType
 
-__all__ = ["THREADS", "TILE_ROWS", "OperandLoader", "OperandPlan"]
+__all__ = ["THREADS", "TILE_ROWS", "OperandLoader", "OperandPlan", "swizzled"]
 
 THREADS = 128
 TILE_ROWS = 128
@@ -78,13 +78,20 @@ class OperandPlan:
 
     @property
     def pitch(self) -> int:
-        """Bytes from line to line. M-major TF32 is read word by word, which wants 32 bytes of padding."""
-        return self.line * self.itemsize + (32 if self.major == "mn" and self.kind == "tf32" else 16)
+        """Bytes from line to line. MN-major TF32 is read word by word, which wants 32 bytes of padding."""
+        if self.major == "k":
+            return _K_BYTES
+        return self.line * self.itemsize + (32 if self.kind == "tf32" else 16)
 
     @property
     def tile_bytes(self) -> int:
         """Shared memory of one tile."""
         return self.lines * self.pitch
+
+
+def swizzled(byte: Any, row: Any) -> Any:
+    """Where byte ``byte`` of K-major row ``row`` lies in it: any eight rows' equal chunks fall on all banks."""
+    return byte ^ (((row >> 1) & 3) << 4)
 
 
 class OperandLoader:
@@ -118,7 +125,9 @@ class OperandLoader:
             self._row_valid = self._inner < rows_left
         self._base = base + Int64(self._first_line) * line_stride + Int64(self._inner) * size
         self._copy_step = line_stride * self._line_step
-        self._shared = self._first_line * plan.pitch + self._inner * plan.itemsize
+        # The swizzle repeats every eight lines.
+        self._period = max(8 // self._line_step, 1)
+        self._shared = [self._offset(self._first_line + copy * self._line_step) for copy in range(self._period)]
 
     def begin(self, tile: Int32, shared: Int32, copies: range) -> list[list[Int32]]:
         """Start some of this thread's copies of a tile.
@@ -143,7 +152,7 @@ class OperandLoader:
                 valid = Int32(self._row_valid) & Int32(self._first_line + line < depth_left)
             source = address + self._copy_step * copy
             if plan.asynchronous:
-                copy_async(shared + self._shared + line * plan.pitch, source, size, valid)
+                copy_async(self._place(shared, copy), source, size, valid)
             else:
                 words.append(load_global(source, size, valid))
         return words
@@ -156,5 +165,16 @@ class OperandLoader:
             if plan.dtype.is_fp8:
                 stored = [half for word in loaded for half in widen_fp8(word, plan.dtype.name)]
                 stored = stored[: max(plan.vector // 2, 1)]
-            target = shared + self._shared + copy * self._line_step * plan.pitch
-            store_shared(target, stored, plan.vector * plan.itemsize)
+            target = self._place(shared, copy)
+            for start in range(0, len(stored), 4):
+                # A vector of two chunks starts at an even one: its other chunk differs in one bit of the address.
+                place = target ^ (start * 4) if plan.major == "k" else target + start * 4
+                store_shared(place, stored[start : start + 4], plan.vector * plan.itemsize)
+
+    def _offset(self, line: Any) -> Any:
+        byte = self._inner * self.plan.itemsize
+        return line * self.plan.pitch + (swizzled(byte, line) if self.plan.major == "k" else byte)
+
+    def _place(self, shared: Int32, copy: int) -> Int32:
+        turn, rest = divmod(copy, self._period)
+        return shared + self._shared[rest] + turn * self._period * self._line_step * self.plan.pitch

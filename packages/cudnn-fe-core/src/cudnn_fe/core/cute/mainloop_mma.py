@@ -11,41 +11,15 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
+from cudnn_fe.core.cute.fragments_mma import read_a, read_b
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS, OperandLoader, OperandPlan
-from cudnn_fe.core.cute.ptx_base import load_matrix, load_shared, mma, round_to_tf32, unsigned_divide
+from cudnn_fe.core.cute.ptx_base import mma
 
-__all__ = ["ACCUMULATORS", "MainLoop", "TileCoordinates", "grid_size", "tile_coordinates"]
+__all__ = ["ACCUMULATORS", "MainLoop"]
 
 ACCUMULATORS = TILE_ROWS * TILE_ROWS // THREADS
 _STEPS = 2  # MMA steps of 32 bytes of K in a tile
-_RASTER_ROWS = 8  # tiles of M that share their B tiles in L2
-
-
-@dataclass(frozen=True)
-class TileCoordinates:
-    """Which tile of the output a block computes: first row, first column, batch index."""
-
-    row: Any
-    column: Any
-    batch: Any
-
-
-def grid_size(m: Any, n: Any, batches: Any) -> Int32:
-    """Blocks for an (m, n, batches) output, all in the grid's x: the only extent that may pass 65535."""
-    return (Int32(m - 1) // TILE_ROWS + 1) * (Int32(n - 1) // TILE_ROWS + 1) * Int32(batches)
-
-
-def tile_coordinates(block: Int32, m: Any, n: Any) -> TileCoordinates:
-    """The tile of block number ``block``: batches outermost, then bands of rows, each walked column by column."""
-    tiles_m, tiles_n = Int32(m - 1) // TILE_ROWS + 1, Int32(n - 1) // TILE_ROWS + 1
-    batch = unsigned_divide(block, tiles_m * tiles_n)
-    within = block - batch * tiles_m * tiles_n
-    band = unsigned_divide(within, tiles_n * _RASTER_ROWS)
-    first = band * _RASTER_ROWS
-    height = cutlass.min(tiles_m - first, Int32(_RASTER_ROWS))
-    within -= first * tiles_n
-    column = unsigned_divide(within, height)
-    return TileCoordinates((first + within - column * height) * TILE_ROWS, column * TILE_ROWS, batch)
+_FRAGMENT_WORDS = 4 * 4 + 8 * 2
 
 
 @dataclass(frozen=True)
@@ -61,9 +35,14 @@ class MainLoop:
     b: OperandPlan
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether no operand passes through registers."""
+        return self.a.asynchronous and self.b.asynchronous
+
+    @property
     def stages(self) -> int:
         """Tiles of each operand in shared memory. Loads through registers are in flight for one tile only."""
-        return 4 if self.a.asynchronous and self.b.asynchronous else 2
+        return 4 if self.asynchronous else 2
 
     @property
     def stage_bytes(self) -> int:
@@ -87,33 +66,53 @@ class MainLoop:
         Args:
             a: A.
             b: B.
-            tile: The output tile's `TileCoordinates`.
+            tile: The output tile's `TileCoordinate`.
             shared: Address of `shared_bytes` of shared memory, 16-byte aligned.
-            sums: `ACCUMULATORS` fp32 registers, fragment by fragment (`fragment_position`).
+            sums: `ACCUMULATORS` fp32 registers, MMA tile by MMA tile: four of 16 rows, times eight of 8 columns.
         """
         thread = cute.arch.thread_idx()[0]
         loaders = (
-            OperandLoader(self.a, a, tile.batch, tile.row, thread),
-            OperandLoader(self.b, b, tile.batch, tile.column, thread),
+            OperandLoader(self.a, a, tile.batch, tile.m * TILE_ROWS, thread),
+            OperandLoader(self.b, b, tile.batch, tile.n * TILE_ROWS, thread),
         )
         sums.fill(0.0)
         for early in cutlass.range_constexpr(self.stages - 1):
+            if cutlass.const_expr(early > 0):
+                cute.arch.cp_async_commit_group()
             for piece in cutlass.range_constexpr(_STEPS):
                 self._finish(loaders, self._begin(loaders, Int32(early), shared, piece), shared, early, piece)
-            cute.arch.cp_async_commit_group()
+        self._await_tile()
         tiles = (Int32(a.shape[1]) + (self.a.depth - 1)) // self.a.depth
+        sooner = cute.make_rmem_tensor(_FRAGMENT_WORDS, Int32)
+        later = cute.make_rmem_tensor(_FRAGMENT_WORDS, Int32)
+        if cutlass.const_expr(self.asynchronous):
+            self._read(shared, 0, thread, 0, sooner)
         for index in cutlass.range(tiles, unroll=1):
-            cute.arch.cp_async_wait_group(self.stages - 2)
-            # Everyone's copies of this tile have landed, and everyone has read the tile that is overwritten next.
-            cute.arch.sync_threads()
             ahead = index + (self.stages - 1)
-            current = shared + (index & (self.stages - 1)) * self.stage_bytes
-            for step in cutlass.range_constexpr(_STEPS):
-                words = self._begin(loaders, ahead, shared, step)
-                self._multiply(current, thread, step, sums)
-                self._finish(loaders, words, shared, ahead, step)
-            cute.arch.cp_async_commit_group()
+            if cutlass.const_expr(self.asynchronous):
+                # Fragments are read one MMA step ahead. What the last of these reads brings is never used.
+                self._read(shared, index, thread, 1, later)
+                for piece in cutlass.range_constexpr(_STEPS):
+                    self._begin(loaders, ahead, shared, piece)
+                self._multiply(sooner, sums)
+                self._await_tile()
+                self._read(shared, index + 1, thread, 0, sooner)
+                self._multiply(later, sums)
+            else:
+                # Words in flight take the registers of a second set of fragments.
+                for step in cutlass.range_constexpr(_STEPS):
+                    words = self._begin(loaders, ahead, shared, step)
+                    self._read(shared, index, thread, step, later)
+                    self._multiply(later, sums)
+                    self._finish(loaders, words, shared, ahead, step)
+                self._await_tile()
         cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_threads()
+
+    def _await_tile(self) -> None:
+        """Close the copies begun last; on return those of the next tile have landed, and the tile before is free."""
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(self.stages - 2)
         cute.arch.sync_threads()
 
     def _place(self, shared: Int32, tile: Any) -> tuple[Int32, Int32]:
@@ -131,71 +130,31 @@ class MainLoop:
         for loader, place, loaded in zip(loaders, self._place(shared, tile), words, strict=True):
             loader.finish(loaded, place, _share(loader.copies, piece))
 
-    def _multiply(self, shared: Int32, thread: Int32, step: int, sums: Any) -> None:
+    def _read(self, shared: Int32, tile: Any, thread: Int32, step: int, fragments: Any) -> None:
+        """Read a warp's fragments of one MMA step: four of A (16 rows), then eight of B (8 rows)."""
         warp, lane = thread // 32, thread % 32
-        a_fragments = [_read_a(self.a, shared, (warp // 2) * 64 + row * 16, step, lane) for row in range(4)]
-        b_fragments = [
-            fragment
-            for column in range(4)
-            for fragment in _read_b(self.b, shared + self.a.tile_bytes, (warp % 2) * 64 + column * 16, step, lane)
-        ]
+        a_shared, b_shared = self._place(shared, tile)
+        words = []
+        for block in range(4):
+            words += read_a(self.a, a_shared, (warp // 2) * 64 + block * 16, step, lane)
+        for block in range(4):
+            words += read_b(self.b, b_shared, (warp % 2) * 64 + block * 16, step, lane)
+        for index, word in enumerate(words):
+            fragments[index] = word
+
+    def _multiply(self, fragments: Any, sums: Any) -> None:
         for column in range(8):
+            b_words = [fragments[16 + column * 2 + index] for index in range(2)]
             for row in range(4):
+                a_words = [fragments[row * 4 + index] for index in range(4)]
                 first = (row * 8 + column) * 4
-                added = mma(
-                    self.a.kind, a_fragments[row], b_fragments[column], [sums[first + index] for index in range(4)]
-                )
+                added = mma(self.a.kind, a_words, b_words, [sums[first + index] for index in range(4)])
                 for index in range(4):
                     sums[first + index] = added[index]
 
 
 def _share(copies: int, piece: int) -> range:
-    """The copies that are interleaved with MMA step ``piece``."""
+    """The copies that are interleaved with MMA step ``piece``: half of them, or the few there are with the first."""
+    if copies <= _STEPS:
+        return range(copies if piece == 0 else 0)
     return range(copies * piece // _STEPS, copies * (piece + 1) // _STEPS)
-
-
-def _read_a(plan: OperandPlan, shared: Int32, row: Any, step: int, lane: Int32) -> list[Int32]:
-    """The A fragment of 16 rows: (row g, word t), (g + 8, t), (g, t + 4), (g + 8, t + 4); g, t = divmod(lane, 4)."""
-    low, high = lane % 8 + (lane // 8 % 2) * 8, lane // 16
-    return _read(plan, shared, row, step, lane, row_lane=low, k_half=high, transposed=(high, lane // 8 % 2))
-
-
-def _read_b(plan: OperandPlan, shared: Int32, row: Any, step: int, lane: Int32) -> tuple[list[Int32], list[Int32]]:
-    """The B fragments of two times 8 rows: (k t, row g), (t + 4, g) in words."""
-    high, low = lane // 16, lane // 8 % 2
-    words = _read(plan, shared, row, step, lane, row_lane=lane % 8 + high * 8, k_half=low, transposed=(low, high))
-    if plan.major == "mn" and plan.kind == "tf32":
-        words = [words[0], words[2], words[1], words[3]]
-    return words[:2], words[2:]
-
-
-def _read(
-    plan: OperandPlan, shared: Int32, row: Any, step: int, lane: Int32, *, row_lane: Any, k_half: Any, transposed: Any
-) -> list[Int32]:
-    """Four words of 16 rows by 32 bytes of K.
-
-    Args:
-        plan: The operand.
-        shared: Address of its tile.
-        row: First row.
-        step: Which 32 bytes of K.
-        lane: Lane of the warp.
-        row_lane: K-major: the row whose 16 bytes this lane points ldmatrix at.
-        k_half: K-major: which 16 bytes of K.
-        transposed: MN-major: which 8 of the 16 K, and which 8 of the 16 rows, this lane points ldmatrix at.
-    """
-    if plan.major == "k":
-        address = shared + (row + row_lane) * plan.pitch + (step * 32 + k_half * 16)
-        words = load_matrix(address, transpose=False)
-    elif plan.kind == "tf32":
-        # ldmatrix transposes 16-bit elements only.
-        address = shared + (step * 8 + lane % 4) * plan.pitch + (row + lane // 4) * 4
-        words = [
-            load_shared(address + half * 4 * plan.pitch + eight * 32, 1)[0] for half in range(2) for eight in range(2)
-        ]
-    else:
-        k_lane = step * 16 + transposed[0] * 8 + lane % 8
-        words = load_matrix(shared + k_lane * plan.pitch + (row + transposed[1] * 8) * 2, transpose=True)
-    if plan.kind == "tf32":
-        words = [round_to_tf32(word) for word in words]
-    return words

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cudnn_fe.core.cute.tma import TmaTile
 from cutlass import Boolean, Float32, Int32, TFloat32, cute, pipeline
 from cutlass._mlir.dialects import cute_nvgpu
 from cutlass.cute.atom import make_atom
@@ -14,7 +13,9 @@ from cutlass.cute.core import _pack_shape
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup.mma import MmaOp, MmaTraits
 
-__all__ = ["consume", "consume_promoted", "make_tiled_mma", "operand_smem_layout", "produce", "swizzled_atom"]
+from cudnn_fe.core.cute.tma import TmaTile
+
+__all__ = ["consume", "consume_promoted", "make_tiled_mma", "operand_smem_layout", "produce", "skip", "swizzled_atom"]
 
 STAGE_BYTES_K = 128
 _ATOMS = warpgroup.SmemLayoutAtomKind
@@ -102,6 +103,13 @@ def produce(
     return state
 
 
+def skip(state: pipeline.PipelineState, stages: Int32) -> pipeline.PipelineState:
+    """The state after `stages` more stages, which another warpgroup consumes."""
+    index = state.index + stages
+    laps = index // state.stages
+    return pipeline.PipelineState(state.stages, state.count, index - laps * state.stages, state.phase ^ (laps & 1))
+
+
 def _accumulating(tiled_mma: Any, accumulate: bool) -> Any:
     """A copy of the product that adds to its accumulator, or overwrites it.
 
@@ -128,8 +136,12 @@ def consume(
     tCrA: cute.Tensor,
     tCrB: cute.Tensor,
     k_tiles: Int32,
+    next_turn: Any = None,
 ) -> pipeline.PipelineState:
-    """Sums `k_tiles` (at least one) stages into `acc`, one group of WGMMAs in flight while the next is issued."""
+    """Sums `k_tiles` (at least one) stages into `acc`, one group of WGMMAs in flight while the next is issued.
+
+    Arrives at `next_turn`, if there is one, once every stage has been waited for and its WGMMAs are issued.
+    """
     overwrite, accumulate = _accumulating(tiled_mma, False), _accumulating(tiled_mma, True)
     release = state.clone()
     warpgroup.fence()
@@ -143,6 +155,8 @@ def consume(
         ring.consumer_release(release)
         release.advance()
         state.advance()
+    if cutlass.const_expr(next_turn is not None):
+        next_turn.arrive()
     warpgroup.wait_group(0)
     ring.consumer_release(release)
     return state
@@ -157,30 +171,27 @@ def consume_promoted(
     tCrA: cute.Tensor,
     tCrB: cute.Tensor,
     k_tiles: Int32,
+    next_turn: Any = None,
 ) -> pipeline.PipelineState:
     """As `consume`, but each stage's products are added to `acc` by the CUDA cores.
 
     FP8 WGMMA keeps about 14 bits of its running sum; over a stage (128 elements of K) that is harmless, over all of K
-    it is not. The columns go in parts, because two full accumulators do not fit the register file; the other
-    warpgroup's WGMMAs run meanwhile.
+    it is not. The other warpgroup's WGMMAs run meanwhile. Two accumulators must fit the register file: at most 192
+    columns; summing more of them in parts makes the compiler keep both parts' sums alive, and spill.
     """
     overwrite, accumulate = _accumulating(tiled_mma, False), _accumulating(tiled_mma, True)
-    parts = cute.size(acc, mode=[2])
-    partial = cute.make_rmem_tensor((acc.shape[0], 1, 1), Float32)
-    width = cute.size(partial)
     acc.fill(0.0)
     for _ in cutlass.range(k_tiles, unroll=1):
         ring.consumer_wait(state)
-        for part in cutlass.range_constexpr(parts):
-            warpgroup.fence()
-            columns_b = cute.local_tile(
-                tCrB[None, None, None, state.index], (tCrB.shape[0], 1, tCrB.shape[2]), (0, part, 0)
-            )
-            _multiply(overwrite, accumulate, partial, tCrA[None, None, None, state.index], columns_b)
-            warpgroup.wait_group(0)
-            if cutlass.const_expr(part == parts - 1):
-                ring.consumer_release(state)
-            for i in cutlass.range_constexpr(width):
-                acc[part * width + i] = acc[part * width + i] + partial[i]
+        partial = cute.make_rmem_tensor(acc.shape, Float32)
+        warpgroup.fence()
+        _multiply(
+            overwrite, accumulate, partial, tCrA[None, None, None, state.index], tCrB[None, None, None, state.index]
+        )
+        warpgroup.wait_group(0)
+        ring.consumer_release(state)
+        acc.store(acc.load() + partial.load())
         state.advance()
+    if cutlass.const_expr(next_turn is not None):
+        next_turn.arrive()
     return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
+
 from cudnn_fe.core.dtypes import dtype
 
 __all__ = ["element_type"]

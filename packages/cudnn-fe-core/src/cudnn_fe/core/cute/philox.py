@@ -14,7 +14,8 @@ _ROUNDS = 10
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUND = (
     "{ .reg .b64 p, q; .reg .b32 h, g, t; mul.wide.u32 p, $4, 0xD2511F53; mul.wide.u32 q, $6, 0xCD9E8D57; "
-    "mov.b64 {$3, h}, p; mov.b64 {$1, g}, q; xor.b32 t, g, $5; xor.b32 $0, t, $8; xor.b32 t, h, $7; xor.b32 $2, t, $9; }"
+    "mov.b64 {$3, h}, p; mov.b64 {$1, g}, q; "
+    "xor.b32 t, g, $5; xor.b32 $0, t, $8; xor.b32 t, h, $7; xor.b32 $2, t, $9; }"
 )
 
 

@@ -22,7 +22,6 @@ __all__ = [
     "permute_bytes",
     "round_to_tf32",
     "store_shared",
-    "unsigned_divide",
 ]
 
 _CONSTRAINT = {Int32: "r", Int64: "l", Float32: "f"}
@@ -78,18 +77,16 @@ def load_global(address: Int64, size: int, valid: Any) -> list[Int32]:
 
 
 def store_shared(shared: Int32, words: list[Any], size: int) -> None:
-    """Write the first ``size`` (2, 4, 8, 16 or a multiple of 16) bytes of ``words``."""
-    for start in range(0, max(len(words), 1), 4):
-        part = words[start : start + 4]
-        target = Int32(shared + start * 4)
-        kind = {Int32: "b32", Float32: "f32"}[type(part[0])]
-        names = ",".join(f"${index + 1}" for index in range(len(part)))
-        if size == 2:
-            assemble("{ .reg .b16 h; cvt.u16.u32 h, $1; st.shared.b16 [$0], h; }", [], [target, part[0]])
-        elif len(part) == 1:
-            assemble(f"st.shared.{kind} [$0], $1;", [], [target, part[0]])
-        else:
-            assemble(f"st.shared.v{len(part)}.{kind} [$0], {{{names}}};", [], [target, *part])
+    """Write one, two or four words, or the lower half of one if ``size`` is 2 bytes."""
+    kind = {Int32: "b32", Float32: "f32"}[type(words[0])]
+    names = ",".join(f"${index + 1}" for index in range(len(words)))
+    if size == 2:
+        code = "{ .reg .b16 h; cvt.u16.u32 h, $1; st.shared.b16 [$0], h; }"
+    elif len(words) == 1:
+        code = f"st.shared.{kind} [$0], $1;"
+    else:
+        code = f"st.shared.v{len(words)}.{kind} [$0], {{{names}}};"
+    assemble(code, [], [Int32(shared), *words])
 
 
 def load_shared(shared: Int32, count: int, kind: type = Int32) -> list[Any]:
@@ -135,9 +132,3 @@ def permute_bytes(first: Any, second: Any, selector: int) -> Int32:
     """Four bytes chosen from ``first`` (numbers 0-3) and ``second`` (4-7), one selector digit for each."""
     (permuted,) = assemble(f"prmt.b32 $0, $1, $2, {selector};", [Int32], [Int32(first), Int32(second)])
     return permuted
-
-
-def unsigned_divide(dividend: Any, divisor: Any) -> Int32:
-    """The quotient of two non-negative 32-bit values."""
-    (quotient,) = assemble("div.u32 $0, $1, $2;", [Int32], [Int32(dividend), Int32(divisor)])
-    return quotient

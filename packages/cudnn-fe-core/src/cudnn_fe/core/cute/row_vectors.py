@@ -65,7 +65,7 @@ def store_words(address: Int64, words: list[Any], width: int, valid: Any) -> Non
 
 
 def load_floats(address: Int64, count: int, valid: Any, width: int = 16) -> list[Float32]:
-    """``count`` fp32 values, a multiple of four, by accesses of ``width`` (16, 8 or 4) bytes; zeros unless ``valid``."""
+    """``count`` fp32 values, a multiple of four, by accesses of ``width`` bytes (16, 8, 4); zeros unless ``valid``."""
     words = [word for start in range(0, 4 * count, 16) for word in load_words(address + start, width, valid)]
     return [value for word in words for value in assemble("mov.b32 $0, $1;", [Float32], [word])]
 

@@ -85,15 +85,16 @@ def store_tile(
     Args:
         staged: The `StagedTile`.
         output: (M, columns in all, L), any strides with the staged tile's contiguous dim.
-        tile: The tile's `TileCoordinates`, with the column that of ``output``.
-        columns: Columns of the output tile.
+        tile: The tile's `TileCoordinate`.
+        columns: Columns of the output's tile.
         elements: Gives ``count`` output elements from a line and a position in it.
     """
     size = output.element_type.width // 8
     row_stride, column_stride, batch_stride = [Int64(stride) * size for stride in output.stride]
     address = output.iterator.toint() + Int64(tile.batch) * batch_stride
-    address += Int64(tile.row) * row_stride + Int64(tile.column) * column_stride
-    rows_left, columns_left = Int32(output.shape[0]) - tile.row, Int32(output.shape[1]) - tile.column
+    row, column = tile.m * TILE_ROWS, tile.n * columns
+    address += Int64(row) * row_stride + Int64(column) * column_stride
+    rows_left, columns_left = Int32(output.shape[0]) - row, Int32(output.shape[1]) - column
     lines, line, stride, lines_left, inner_left = TILE_ROWS, columns, row_stride, rows_left, columns_left
     if cutlass.const_expr(staged.major == "m"):
         lines, line, stride, lines_left, inner_left = columns, TILE_ROWS, column_stride, columns_left, rows_left

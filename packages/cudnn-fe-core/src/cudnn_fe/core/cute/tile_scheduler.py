@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
-from cudnn_fe.core.cute.staged import Staged
 from cutlass import Int32, cute
+
+from cudnn_fe.core.cute.staged import Staged
 
 __all__ = ["DenseTiles", "TileCoordinate"]
 

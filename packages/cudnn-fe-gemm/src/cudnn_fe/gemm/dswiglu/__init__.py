@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
+from cudnn_fe.gemm.dswiglu.op import DSWIGLU
 
 __all__ = ["dswiglu"]
 
@@ -25,6 +26,4 @@ def dswiglu(
     Returns:
         d(AB12) (M, N, L), compact, contiguous along AB12's contiguous dim.
     """
-    from cudnn_fe.gemm.dswiglu.op import DSWIGLU  # keeps `import cudnn_fe.gemm` light
-
     return call(DSWIGLU, (ab12, dc, upstream), (("dtype", dtype),), backend=backend, stream=stream)[0]

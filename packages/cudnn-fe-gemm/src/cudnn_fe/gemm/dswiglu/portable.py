@@ -6,6 +6,7 @@ gradient that reached AB12 by other ways. Bound by memory: every tensor is read 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -14,17 +15,15 @@ from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.activations import sigmoid
 from cudnn_fe.core.cute.arguments import fake_tensor
-from cudnn_fe.core.cute.ptx_base import unsigned_divide
-from cudnn_fe.core.cute.vectors import load_vector, store_vector
+from cudnn_fe.core.cute.vectors import load_words, store_vector, widen
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.gemm.dswiglu.kernel_spec import DswigluSpec
 
 __all__ = ["fake_arguments", "launcher"]
 
-_THREADS = 256
+_THREADS = 128
 _VECTOR = 8  # elements of dC: 16 bytes
-_UNROLL = 2  # vectors of a thread, all of whose loads are in flight together
-_BATCHES = 65535  # extent of the grid's y
+_UNROLL = 4  # vectors of a thread, all of whose loads are in flight together
 _PAIR = 32  # columns of values, followed by as many of gates
 
 
@@ -34,111 +33,152 @@ class _Dswiglu:
 
     @cute.jit
     def launch(self, stream: cuda.CUstream, ab12: Any, dc: Any, upstream: Any, dab12: Any) -> None:
-        # The grid suits vectors; the scalar path loops over the rest.
-        items = Int64(dc.shape[0]) * Int64(dc.shape[1])
-        blocks = Int32((items - 1) // (_THREADS * _UNROLL * _VECTOR) + 1)
-        grid = (blocks, cutlass.min(Int32(dc.shape[2]), Int32(_BATCHES)), 1)
-        self.kernel(ab12, dc, upstream, dab12).launch(grid=grid, block=(_THREADS, 1, 1), stream=stream)
-
-    @cute.kernel
-    def kernel(self, ab12: cute.Tensor, dc: cute.Tensor, upstream: Any, dab12: cute.Tensor) -> None:
-        tensors = [tensor for tensor in (ab12, dc, upstream, dab12) if tensor is not None]
         misaligned = Int64(dc.shape[self.inner] % _VECTOR)
-        for tensor in tensors:
+        for tensor in [tensor for tensor in (ab12, dc, upstream, dab12) if tensor is not None]:
             size = tensor.element_type.width // 8
-            misaligned |= Int64(tensor.stride[self.inner]) ^ 1
-            for part in (tensor.iterator.toint(), *(Int64(tensor.stride[dim]) * size for dim in (self.line, 2))):
-                misaligned |= part & 15
-        _, first_batch, _ = cute.arch.block_idx()
-        _, batch_step, _ = cute.arch.grid_dim()
-        for turn in cutlass.range((Int32(dc.shape[2]) - first_batch - 1) // batch_step + 1, unroll=1):
-            batch = first_batch + turn * batch_step
-            if misaligned == 0:
-                self.slice(ab12, dc, upstream, dab12, batch, _VECTOR)
-            else:
-                self.slice(ab12, dc, upstream, dab12, batch, 1)
+            misaligned |= (Int64(tensor.stride[self.inner]) ^ 1) | (tensor.iterator.toint() & 15)
+            for dim in (self.line, 2):
+                # The stride of a dim of extent 1 may be anything.
+                misaligned |= Int64(tensor.stride[dim]) * size * Int64(tensor.shape[dim] > 1) & 15
+        if misaligned == 0:
+            self.launch_wide(stream, ab12, dc, upstream, dab12, _VECTOR)
+        else:
+            self.launch_wide(stream, ab12, dc, upstream, dab12, 1)
 
     @cute.jit
-    def slice(
+    def launch_wide(
+        self, stream: cuda.CUstream, ab12: Any, dc: Any, upstream: Any, dab12: Any, count: cutlass.Constexpr
+    ) -> None:
+        """Launch with ``count`` elements of dC a vector.
+
+        A block takes a segment of a line or, where lines are short, a group of whole lines; all blocks lie along the
+        grid's x. The divisions that this needs are prepared here: in the kernel they would delay its first load.
+        """
+        per_line, lines = Int32(dc.shape[self.inner]) // count, Int32(dc.shape[self.line])
+        per_block = _THREADS * _UNROLL
+        group = cutlass.max(Int32(per_block) // per_line, Int32(1))
+        segments = (per_line - 1) // per_block + 1
+        groups = (lines - 1) // group + 1
+        walk = (
+            cute.fast_divmod_create_divisor_v2(segments),
+            cute.fast_divmod_create_divisor_v2(groups),
+            cute.fast_divmod_create_divisor_v2(per_line),
+            group,
+        )
+        grid = (segments * groups * Int32(dc.shape[2]), 1, 1)
+        self.kernel(ab12, dc, upstream, dab12, walk, count).launch(grid=grid, block=(_THREADS, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(
         self,
         ab12: cute.Tensor,
         dc: cute.Tensor,
         upstream: Any,
         dab12: cute.Tensor,
-        batch: Int32,
+        walk: Any,
         count: cutlass.Constexpr,
     ) -> None:
-        """One batch index, ``count`` elements of dC at a time."""
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        blocks, _, _ = cute.arch.grid_dim()
-        per_line = Int32(dc.shape[self.inner]) // count
+        by_segments, by_groups, by_line, group = walk
+        across, segment = divmod(block, by_segments)
+        batch, band = divmod(across, by_groups)
         lines = Int32(dc.shape[self.line])
-        per_block = _THREADS * _UNROLL
-        total = Int64(per_line) * Int64(lines)
-        first, step = Int64(block) * per_block, Int64(blocks) * per_block
-        for turn in cutlass.range(Int32((total - first + step - 1) // step), unroll=1):
-            start = first + turn * step
-            # 64-bit division once a block; what is left per thread fits 32 bits.
-            first_line = start // Int64(per_line)
-            offset = Int32(start - first_line * Int64(per_line)) + thread
-            # Every load comes before the first use; threads past the end load the last line and store nothing.
-            lines_of, loaded = [], []
-            for part in cutlass.range_constexpr(_UNROLL):
-                item = offset + part * _THREADS
-                down = unsigned_divide(item, per_line)
-                line, inner = Int32(first_line) + down, (item - down * per_line) * count
-                lines_of.append(line)
-                loaded.append(
-                    _Loaded(self.inner, ab12, dc, upstream, cutlass.min(line, lines - 1), inner, batch, count)
-                )
-            for part in cutlass.range_constexpr(_UNROLL):
-                if lines_of[part] < lines:
-                    _store_gradients(loaded[part], dab12)
+        # Every load comes before the first use.
+        inside, loaded = [], []
+        for part in cutlass.range_constexpr(_UNROLL):
+            down, along = divmod(segment * (_THREADS * _UNROLL) + part * _THREADS + thread, by_line)
+            line = band * group + down
+            inside.append(Int32(down < group) & Int32(line < lines))
+            places = _Places(self.line, count, batch, line, along * count)
+            loaded.append(_Loaded(ab12, dc, upstream, places, inside[part]))
+        for part in cutlass.range_constexpr(_UNROLL):
+            if inside[part] != 0:
+                _store_gradients(loaded[part], dab12)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where ``count`` elements of dC lie, and their values and gates.
+
+    Attributes:
+        line_dim: The dim along which ``line`` counts, 0 or 1; ``inner`` counts along the other.
+        count: How many elements; more than one lie side by side in memory.
+        batch: Index along L.
+        line: Index of the line.
+        inner: Index of the first element in it, in dC.
+    """
+
+    line_dim: int
+    count: int
+    batch: Any
+    line: Any
+    inner: Any
+
+    def of(self, tensor: Any) -> Int64:
+        """Address in a tensor of dC's shape."""
+        return self._address(tensor, self.line, self.inner)
+
+    def of_pair(self, tensor: Any) -> tuple[Int64, Int64]:
+        """Addresses of values and gates in a tensor of AB12's shape."""
+        line, inner = self.line, self.inner
+        if self.line_dim == 0:
+            inner = inner + inner // _PAIR * _PAIR
+        else:
+            line = line + line // _PAIR * _PAIR
+        values = self._address(tensor, line, inner)
+        step = _PAIR if self._dense(1) else Int64(tensor.stride[1]) * _PAIR
+        return values, values + step * (tensor.element_type.width // 8)
+
+    def _dense(self, dim: int) -> bool:
+        return dim != self.line_dim and self.count > 1
+
+    def _address(self, tensor: Any, line: Any, inner: Any) -> Int64:
+        offset = Int64(self.batch) * Int64(tensor.stride[2]) + Int64(line) * Int64(tensor.stride[self.line_dim])
+        inner_dim = 1 - self.line_dim
+        offset += Int64(inner) if self._dense(inner_dim) else Int64(inner) * Int64(tensor.stride[inner_dim])
+        return tensor.iterator.toint() + offset * (tensor.element_type.width // 8)
 
 
 class _Loaded:
-    """``count`` elements of dC in registers, with their values, gates and upstream gradients.
+    """Elements of dC in registers, with their values, gates and upstream gradients.
 
     Args:
-        inner_dim: The dim that the elements lie along.
         ab12: AB12.
         dc: dC.
         upstream: The gradient to add, or None.
-        line: Index along the other dim.
-        inner: Index of the first element along ``inner_dim`` (of dC).
-        batch: Index along L.
-        count: How many elements.
+        places: Where they lie.
+        inside: Whether they are within the extents; nothing is read otherwise.
     """
 
-    def __init__(
-        self, inner_dim: int, ab12: Any, dc: Any, upstream: Any, line: Any, inner: Any, batch: Any, count: int
-    ) -> None:
-        row, column = line, inner
-        if inner_dim == 0:
-            row, column = inner, line
-        value_column = column + column // _PAIR * _PAIR
-        self.places = ((row, value_column, batch), (row, value_column + _PAIR, batch))
-        self.values, self.gates = (_load(ab12, place, count) for place in self.places)
-        self.outer = _load(dc, (row, column, batch), count)
-        self.added = [[Float32(0.0)] * count] * 2
-        if upstream is not None:
-            self.added = [_load(upstream, place, count) for place in self.places]
+    def __init__(self, ab12: Any, dc: Any, upstream: Any, places: _Places, inside: Any) -> None:
+        self.places, self.inside = places, inside
+        self.pairs = [self._load(ab12, address) for address in places.of_pair(ab12)]
+        self.outer = self._load(dc, places.of(dc))
+        self.added = [] if upstream is None else [self._load(upstream, address) for address in places.of_pair(upstream)]
+
+    def _load(self, tensor: Any, address: Int64) -> tuple[Any, list[Int32], int]:
+        kind, count = tensor.element_type, self.places.count
+        return kind, load_words(kind, address, count, self.inside), count
 
 
 def _store_gradients(loaded: _Loaded, dab12: Any) -> None:
     """Compute and store the gradients of the values and of the gates."""
+    values, gates = (widen(*words) for words in loaded.pairs)
     of_values, of_gates = [], []
-    for value, gate, outer, more_value, more_gate in zip(
-        loaded.values, loaded.gates, loaded.outer, *loaded.added, strict=True
-    ):
+    for value, gate, outer in zip(values, gates, widen(*loaded.outer), strict=True):
         share = sigmoid(gate)
-        # Far out, s or 1 - s is an exact zero and its partner finite: no inf * 0.
-        slope = share * (Float32(1.0) + gate * (Float32(1.0) - share))
-        of_values.append(outer * (gate * share) + more_value)
-        of_gates.append(outer * (value * slope) + more_gate)
-    for place, result in zip(loaded.places, (of_values, of_gates), strict=True):
-        store_vector(dab12.element_type, _address(dab12, place), result)
+        # s + G * s * (1 - s): far out, G * s or 1 - s is an exact zero and its partner finite, so no inf * 0.
+        silu = gate * share
+        slope = share + silu * (Float32(1.0) - share)
+        of_values.append(outer * silu)
+        of_gates.append(outer * (value * slope))
+    results = [of_values, of_gates]
+    if loaded.added:
+        added = [widen(*words) for words in loaded.added]
+        results = [[x + y for x, y in zip(*sides, strict=True)] for sides in zip(results, added, strict=True)]
+    for address, result in zip(loaded.places.of_pair(dab12), results, strict=True):
+        store_vector(dab12.element_type, address, result)
 
 
 class _WithoutUpstream(_Dswiglu):
@@ -153,15 +193,6 @@ class _WithUpstream(_Dswiglu):
         self, stream: cuda.CUstream, ab12: cute.Tensor, dc: cute.Tensor, upstream: cute.Tensor, dab12: cute.Tensor
     ) -> None:
         self.launch(stream, ab12, dc, upstream, dab12)
-
-
-def _address(tensor: Any, place: tuple[Any, Any, Any]) -> Int64:
-    offset = sum((Int64(at) * Int64(stride) for at, stride in zip(place, tensor.stride, strict=True)), Int64(0))
-    return tensor.iterator.toint() + offset * (tensor.element_type.width // 8)
-
-
-def _load(tensor: Any, place: tuple[Any, Any, Any], count: int) -> list[Float32]:
-    return load_vector(tensor.element_type, _address(tensor, place), count)
 
 
 def launcher(spec: DswigluSpec) -> Any:

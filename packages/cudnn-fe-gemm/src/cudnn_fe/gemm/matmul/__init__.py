@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
+from cudnn_fe.gemm.matmul.op import MATMUL
 
 __all__ = ["matmul"]
 
@@ -36,7 +37,5 @@ def matmul(
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, BackendError: As the message says.
     """
-    from cudnn_fe.gemm.matmul.op import MATMUL  # keeps `import cudnn_fe.gemm` light
-
     options = (("d_dtype", d_dtype), ("d_major", d_major))
     return call(MATMUL, (a, b), options, (alpha,), backend=backend, stream=stream)[0]

@@ -9,7 +9,6 @@ from cutlass import Float32, cute
 
 from cudnn_fe.core.cute.gemm_portable import PortableGemm, fake_operands, fake_outputs
 from cudnn_fe.core.cute.loaders_plain import THREADS
-from cudnn_fe.core.cute.mainloop_mma import grid_size
 from cudnn_fe.core.cute.store_plain import store_tile
 from cudnn_fe.core.gemm_spec import GemmSpec
 
@@ -19,7 +18,7 @@ __all__ = ["fake_arguments", "launcher"]
 class _Matmul(PortableGemm):
     @cute.jit
     def __call__(self, stream: cuda.CUstream, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, alpha: Float32) -> None:
-        grid = (grid_size(a.shape[0], b.shape[0], a.shape[2]), 1, 1)
+        grid = (self.tiles(a, b).total(), 1, 1)
         self.kernel(a, b, d, alpha).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
 
     @cute.kernel

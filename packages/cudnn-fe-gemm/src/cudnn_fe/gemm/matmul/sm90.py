@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from cuda.bindings.driver import CUstream
+from cutlass import Float32, cute
+
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.epilogue_sm90 import Output, identity_epilogue
 from cudnn_fe.core.cute.gemm_sm90 import GemmSm90
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile
-from cutlass import Float32, cute
 
 __all__ = ["fake_arguments", "launcher"]
 
@@ -23,7 +24,7 @@ def launcher(spec: GemmSpec) -> Any:
     gemm = GemmSm90(spec, (Output(out_dtype, spec.out_major, columns),), identity_epilogue, columns)
 
     @cute.jit
-    def launch(stream: CUstream, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, alpha: Float32):
+    def launch(stream: CUstream, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, alpha: Float32) -> None:
         gemm(stream, a, b, (d,), alpha)
 
     return launch

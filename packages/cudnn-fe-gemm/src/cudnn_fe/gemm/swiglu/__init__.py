@@ -7,6 +7,7 @@ from typing import Any
 from cudnn_fe.core.call import call
 from cudnn_fe.core.errors import NotYetSupportedError
 from cudnn_fe.core.tuple_dict import TupleDict
+from cudnn_fe.gemm.swiglu.op import FORWARD
 
 __all__ = [
     "gemm_swiglu_backward",
@@ -74,8 +75,6 @@ def gemm_swiglu_forward(
         >>> [x.shape for x in (out["ab12_tensor"], out["c_tensor"])]
         [(2, 64, 1), (2, 32, 1)]
     """
-    from cudnn_fe.gemm.swiglu.op import FORWARD  # keeps `import cudnn_fe.gemm` light
-
     if sfa_tensor is not None or sfb_tensor is not None or norm_const_tensor is not None:
         refuse_block_scaled(sfa_tensor=sfa_tensor, sfb_tensor=sfb_tensor, norm_const_tensor=norm_const_tensor)
     options = (
@@ -232,8 +231,8 @@ def gemm_swiglu_jax_backward(
 
     names = ("a_tensor", "b_tensor", "ab12_tensor", "dc_tensor", "dab12_tensor")
     given = (a_tensor, b_tensor, ab12_tensor, dc_tensor, dab12_tensor)
-    arrays = [None if x is None else as_jax(name, x) for name, x in zip(names, given, strict=True)]
-    out = gemm_swiglu_backward(*arrays, alpha, backend=backend)
+    a, b, ab12, dc, dab12 = (None if x is None else as_jax(name, x) for name, x in zip(names, given, strict=True))
+    out = gemm_swiglu_backward(a, b, ab12, dc, dab12, alpha, backend=backend)
     return out[0], out[1]
 
 

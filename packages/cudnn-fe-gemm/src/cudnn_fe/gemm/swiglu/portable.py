@@ -8,9 +8,8 @@ import cuda.bindings.driver as cuda
 from cutlass import Float32, cute
 
 from cudnn_fe.core.cute.activations import swiglu
-from cudnn_fe.core.cute.gemm_portable import PortableGemm, fake_operands, fake_outputs, half_columns
+from cudnn_fe.core.cute.gemm_portable import PortableGemm, fake_operands, fake_outputs
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
-from cudnn_fe.core.cute.mainloop_mma import grid_size
 from cudnn_fe.core.cute.store_plain import StagedTile, store_tile
 from cudnn_fe.core.gemm_spec import GemmSpec
 
@@ -30,14 +29,14 @@ class _GemmSwiglu(PortableGemm):
         c: cute.Tensor,
         alpha: Float32,
     ) -> None:
-        grid = (grid_size(a.shape[0], b.shape[0], a.shape[2]), 1, 1)
+        grid = (self.tiles(a, b).total(), 1, 1)
         self.kernel(a, b, ab12, c, alpha).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
 
     @cute.kernel
     def kernel(self, a: cute.Tensor, b: cute.Tensor, ab12: cute.Tensor, c: cute.Tensor, alpha: Float32) -> None:
         staged, tile = self.staged(a, b, alpha)
         store_tile(staged, ab12, tile)
-        store_tile(staged, c, half_columns(tile), TILE_ROWS // 2, _gated)
+        store_tile(staged, c, tile, TILE_ROWS // 2, _gated)
 
 
 def _gated(staged: StagedTile, line: Any, inner: Any, count: int) -> list[Float32]:

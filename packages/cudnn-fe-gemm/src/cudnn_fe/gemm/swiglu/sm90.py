@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from cuda.bindings.driver import CUstream
+from cutlass import Float32, cute
+
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.epilogue_sm90 import Output, swiglu_epilogue
 from cudnn_fe.core.cute.gemm_sm90 import GemmSm90
 from cudnn_fe.core.gemm_spec import GemmSpec
-from cutlass import Float32, cute
 
 __all__ = ["fake_arguments", "launcher"]
 
@@ -26,7 +27,9 @@ def launcher(spec: GemmSpec) -> Any:
     gemm = GemmSm90(spec, outputs, swiglu_epilogue, _PAIR_COLUMNS)
 
     @cute.jit
-    def launch(stream: CUstream, a: cute.Tensor, b: cute.Tensor, ab12: cute.Tensor, c: cute.Tensor, alpha: Float32):
+    def launch(
+        stream: CUstream, a: cute.Tensor, b: cute.Tensor, ab12: cute.Tensor, c: cute.Tensor, alpha: Float32
+    ) -> None:
         gemm(stream, a, b, (ab12, c), alpha)
 
     return launch

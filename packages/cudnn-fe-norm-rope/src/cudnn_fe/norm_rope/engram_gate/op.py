@@ -206,6 +206,7 @@ assert (saved[1, :, 0] == 0).all()  # its gates are shut
         "A masked token is copied bit for bit, whatever its keys and value hold.",
     ),
     results=("out", "saved"),
+    autocast=False,
     scalars=("eps",),
     legacy=("EngramGateSavedForward",),
     jax_name="engram_gate_saved_jax_forward",
@@ -260,6 +261,7 @@ assert not grad_kv[1].any()
         "A gate of 0 (a masked token) passes grad_out on bit for bit and gives no other gradient.",
     ),
     results=("grad_x", "grad_kv", "grad_weight"),
+    autocast=False,
     legacy=("EngramGateSavedBackward",),
     jax_name="engram_gate_saved_jax_backward",
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from cudnn_fe.core.call import call
 from cudnn_fe.core.errors import OptionError
+from cudnn_fe.core.into import call_into
 from cudnn_fe.core.require import require_finite_positive
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -154,20 +155,14 @@ def hstu_lmsd_backward(
         raise OptionError(
             "dweight_tensor", got="a buffer", wanted="None with compute_dweight=False", remedy="leave one of them out"
         )
-    outs: tuple[Any, ...] | None = (dx_tensor, du_tensor, dbias_tensor)
-    if compute_dweight:
-        outs = (dx_tensor, du_tensor, dweight_tensor, dbias_tensor)
-    if all(out is None for out in outs or ()):
-        outs = None
-    results = call(
-        BACKWARD,
-        (dy_tensor, x_tensor, u_tensor, weight_tensor, bias_tensor, mean_tensor, rstd_tensor, mask_tensor),
-        (*flags.items(), ("compute_dweight", compute_dweight)),
-        (dropout(ratio)[0] if ratio else 1.0,),
-        backend=backend,
-        stream=stream,
-        outs=outs,
-    )
+    operands = (dy_tensor, x_tensor, u_tensor, weight_tensor, bias_tensor, mean_tensor, rstd_tensor, mask_tensor)
+    options = (*flags.items(), ("compute_dweight", compute_dweight))
+    scalars = (dropout(ratio)[0] if ratio else 1.0,)
+    outs = (dx_tensor, du_tensor, *((dweight_tensor,) if compute_dweight else ()), dbias_tensor)
+    if all(out is None for out in outs):
+        results = call(BACKWARD, operands, options, scalars, backend=backend, stream=stream)
+    else:
+        results = call_into(BACKWARD, operands, outs, options, scalars, backend=backend, stream=stream)
     dx, du, *affine = results
     return TupleDict(
         dx_tensor=dx, du_tensor=du, dweight_tensor=affine[0] if compute_dweight else None, dbias_tensor=affine[-1]

@@ -275,7 +275,7 @@ _MASK = TensorRule(
     ("int8",),
     "kept: bit 0 the product, bit 1 x, bit 2 the gate; None without dropout",
 )
-_SOURCE = "HSTU: Zhai et al., arXiv:2402.17152. Philox4x32-10: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011."
+_SOURCE = "HSTU: Zhai et al., arXiv:2402.17152. Philox4x32-10: Salmon et al., Parallel Random Numbers, SC 2011."
 
 FORWARD = Op(
     name="hstu_lmsd_forward",
@@ -328,6 +328,7 @@ assert ((y[:, 64:128] != 0) == ((mask & 2) != 0)).all()
         "Deterministic: every sum is taken in a fixed order.",
     ),
     results=("y_tensor", "mean_tensor", "rstd_tensor", "mask_tensor"),
+    autocast=False,
     scalars=("eps", "scale", "threshold", "seed_low", "seed_high"),
     integers=frozenset({"threshold", "seed_low", "seed_high"}),
     jax_name="hstu_lmsd_jax_forward",
@@ -380,10 +381,11 @@ assert dweight.shape == dbias.shape == (64,)
 """,
     source=_SOURCE,
     notes=(
-        "The gradients of weight and bias are summed over blocks of rows and then over the blocks, in a fixed order and "
+        "The gradients of weight and bias are summed over blocks of rows, then over the blocks, in a fixed order, "
         "without atomics, and rounded once: bit-equal run to run on one kind of GPU.",
     ),
     results=("dx_tensor", "du_tensor", "dweight_tensor", "dbias_tensor"),
+    autocast=False,
     scalars=("scale",),
     jax_name="hstu_lmsd_jax_backward",
 )

@@ -16,6 +16,7 @@ from cudnn_fe.core.cute.philox import philox4x32
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.row_reduce import RowGroups
 from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_global, store_words
+from cudnn_fe.core.cute.small_floats import as_bits
 from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
 
 __all__ = ["fake_arguments", "launcher"]
@@ -90,10 +91,9 @@ class _Forward:
         # NaN stays: only a negative variance is clamped.
         variance = cutlass.select_(variance < Float32(0.0), Float32(0.0), variance)
         spread = divide(1.0, square_root(variance + eps))
-        if lane == 0:
-            if inside:
-                mean[row] = centre
-                rstd[row] = spread
+        first = Int32(inside) * Int32(lane == 0)
+        for statistic, value in ((mean, centre), (rstd, spread)):
+            store_global(statistic.iterator.toint() + row * 4, [as_bits(value)], 4, first)
         for index in cutlass.range_constexpr(self.plan.vectors):
             x8, u8, w8, b8 = (widen_pairs([part[index * 4 + word] for word in range(4)]) for part in (xs, us, ws, bs))
             gate = u8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,12 +75,28 @@ def philox_words(xp: Any, rows: int, columns: int, plane: int, key: tuple[Any, A
         zero + plane,
         zero,
     ]
-    for _ in range(10):
-        low0, high0 = _product(counter[0], 0xD2511F53)
-        low1, high1 = _product(counter[2], 0xCD9E8D57)
-        counter = [high1 ^ counter[1] ^ keys[0], low1, high0 ^ counter[3] ^ keys[1], low0]
-        keys = [(part + _word(xp, step)) & _word(xp, -1) for part, step in zip(keys, _WEYL, strict=True)]
+
+    def once(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        first, second, third, fourth, low, high = state
+        low0, high0 = _product(first, 0xD2511F53)
+        low1, high1 = _product(third, 0xCD9E8D57)
+        words = (high1 ^ second ^ low, low1, high0 ^ fourth ^ high, low0)
+        keys = [(part + _word(xp, step)) & _word(xp, -1) for part, step in zip((low, high), _WEYL, strict=True)]
+        return (*words, *keys)
+
+    counter = list(_repeated(xp, 10, once, (*counter, *keys))[:4])
     return xp.reshape(xp.stack(counter, axis=2), (rows, columns))
+
+
+def _repeated(xp: Any, count: int, step: Callable[[Any], Any], state: tuple[Any, ...]) -> tuple[Any, ...]:
+    if _is_jax(xp):
+        from jax import lax  # the arrays are JAX's
+
+        # A loop for XLA, which would take minutes over the rounds written out one after another.
+        return tuple(lax.fori_loop(0, count, lambda _, values: step(values), state))
+    for _ in range(count):
+        state = step(state)
+    return state
 
 
 def _is_jax(xp: Any) -> bool:

@@ -193,6 +193,7 @@ assert amax.tolist() == [4.0, 4.0]
         "Deterministic: every sum and maximum is taken in a fixed order, without atomics.",
     ),
     results=("o_tensor", "amax_tensor"),
+    autocast=False,
     scalars=("eps",),
     legacy=("rmsnorm_rht_amax_wrapper_sm100", "RmsNormRhtAmaxSm100"),
     jax_name="rmsnorm_rht_amax_jax_forward",

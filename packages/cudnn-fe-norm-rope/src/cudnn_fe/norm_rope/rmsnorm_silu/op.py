@@ -183,6 +183,7 @@ assert scale.shape == (4, 4)
         "Deterministic: every sum is taken in a fixed order.",
     ),
     results=("out", "block_scale"),
+    autocast=False,
     scalars=("eps",),
     jax_name="rmsnorm_silu_jax_forward",
 )

@@ -178,6 +178,7 @@ assert (x.astype(float) == 1.0).all()  # 272 / 256 lies halfway between 256 / 25
         "caller's to avoid.",
     ),
     results=("out",),
+    autocast=False,
     legacy=("rope_qdq_inplace", "RopeQDQInplace"),
     jax_name="rope_qdq_jax_forward",
 )

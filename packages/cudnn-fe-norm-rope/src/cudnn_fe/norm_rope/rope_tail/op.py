@@ -148,6 +148,7 @@ assert out[0, 64:66].astype(float).tolist() == [0.0, 2.0]  # a quarter turn
         "The gradient and the inverse are the same call with the sine negated.",
     ),
     results=("out",),
+    autocast=False,
     legacy=("tail_rope", "TailRoPEForward"),
     jax_name="tail_rope_jax_forward",
 )

@@ -156,6 +156,7 @@ assert (grad_qkv.astype(float) == 1).all()  # no angle, nothing turned
         "The JAX entry takes the gradients as they are stored: grad_q and grad_v (16, T, 64), grad_k (16, 64, T).",
     ),
     results=("grad_qkv",),
+    autocast=False,
     legacy=("vision_rope_backward_wrapper", "VisionRoPEBackward"),
     jax_name="vision_rope_jax_backward",
 )

@@ -1,0 +1,124 @@
+"""Ops as ``torch.ops.cudnn_fe.<op>``: what torch.compile, export, modes, subclasses and function transforms see."""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from cudnn_fe.core.call import Options, bind_operands
+from cudnn_fe.core.op import op_named
+from cudnn_fe.core.registry import families
+from cudnn_fe.core.torch_autograd import apply_rule
+
+if TYPE_CHECKING:
+    from cudnn_fe.core.torch import TorchOp
+
+__all__ = ["call_library"]
+
+Tensors = tuple[torch.Tensor | None, ...]
+_lock = RLock()
+
+
+def call_library(
+    name: str, operands: Tensors, options: Options, scalars: tuple[float, ...], backend: str | None
+) -> tuple[torch.Tensor, ...]:
+    """Run or trace the op of that name through torch's dispatcher, on the current stream."""
+    pairs = [f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in options]
+    assert _registered(name)
+    results = getattr(torch.ops.cudnn_fe, name)(*operands, list(scalars), pairs, backend or "")
+    return tuple(results) if isinstance(results, tuple | list) else (results,)
+
+
+# Tracing must not walk through the registration.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _registered(name: str) -> bool:
+    """Register the op and its family.
+
+    A graph that torch.compile takes from its disk cache may name ops that nothing in this process has called yet,
+    such as those of the backward.
+    """
+    from cudnn_fe.core.torch import torch_op  # it imports this module
+
+    with _lock:
+        if not hasattr(torch.ops.cudnn_fe, name):
+            op = op_named(name)
+            siblings = [row for family in families() if family.package == op.package for row in family.ops]
+            for row in {op, *siblings}:
+                _register(torch_op(row))
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _decode_options(pairs: tuple[str, ...]) -> Options:
+    decoded = []
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):  # a dtype prints as its bare name
+            value = text
+        decoded.append((name, value))
+    return tuple(decoded)
+
+
+def _register(runner: TorchOp) -> None:
+    """Define ``torch.ops.cudnn_fe.<op>`` with its fake kernel and, where the op has one, its derivative."""
+    op = runner.op
+    operands = ", ".join(f"Tensor{'?' if name in op.problem.optional else ''} {name}" for name in op.problem.operands)
+    several = ", ".join(["Tensor"] * op.problem.output_count)
+    results = {0: "Tensor[]", 1: "Tensor"}.get(op.problem.output_count, f"({several})")
+    count = len(op.problem.operands)
+
+    def packed(outputs: tuple[Any, ...]) -> Any:
+        return {"Tensor": outputs[0], "Tensor[]": list(outputs)}.get(results, outputs)
+
+    def run(*arguments: Any) -> Any:
+        numbers, pairs, backend = arguments[count:]
+        scalars = tuple(int(x) if name in op.integers else x for name, x in zip(op.scalars, numbers, strict=True))
+        return packed(runner.eager(arguments[:count], _decode_options(tuple(pairs)), scalars, backend or None))
+
+    def fake(*arguments: Any) -> Any:
+        _, pairs, _ = arguments[count:]
+        problem = bind_operands(op, arguments[:count], dict(_decode_options(tuple(pairs))))
+        first = next(t for t in arguments[:count] if t is not None)
+        outputs = tuple(
+            torch.empty_strided(s.shape, s.strides, dtype=getattr(torch, s.dtype.torch), device=first.device)
+            for s in problem.outputs
+        )
+        return packed(outputs)
+
+    schema = f"({operands}, float[] scalars, str[] options, str backend) -> {results}"
+    defined = torch.library.custom_op(f"cudnn_fe::{op.name}", run, mutates_args=(), schema=schema)
+    defined.register_fake(fake)
+
+    def flops(*arguments: Any, out_val: Any = None, **_: Any) -> int:
+        return bind_operands(op, arguments[:count], dict(_decode_options(tuple(arguments[count + 1])))).flops
+
+    register_flop_formula(getattr(torch.ops.cudnn_fe, op.name), get_raw=True)(flops)
+    rule = runner.gradient
+    if rule is None:
+        return
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
+        rule.check(tuple(t.dtype for t in inputs[:count] if t is not None))
+        ctx.save_for_backward(*rule.save(inputs[:count], outputs))
+        ctx.set_materialize_grads(False)
+        ctx.call = tuple(inputs[count]), inputs[count + 2] or None, tuple(t.stride() for t in outputs)
+
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        scalars, backend, strides = ctx.call
+        if results == "Tensor[]":
+            (cotangents,) = cotangents
+        needed = tuple(ctx.needs_input_grad[:count])
+        return (
+            *apply_rule(runner, ctx.saved_tensors, cotangents, scalars, needed, backend, strides),
+            *(None, None, None),
+        )
+
+    defined.register_autograd(backward, setup_context=keep)

@@ -1,0 +1,180 @@
+"""Every kernel of the family compiles for its targets without a GPU, holds the instructions it is written for, and
+lowers into JAX programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudnn_fe.core.choose import choose
+from cudnn_fe.core.compile import compile_now
+from cudnn_fe.core.device import Device
+from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.core.op import Kernel, Op, Problem
+from cudnn_fe.core.registry import ops
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
+from cudnn_fe.core.toolchain import missing_toolchain
+from cudnn_fe.gemm.dswiglu.op import DSWIGLU
+from cudnn_fe.gemm.matmul.op import MATMUL
+from cudnn_fe.gemm.swiglu.op import FORWARD
+
+pytestmark = pytest.mark.skipif(missing_toolchain() is not None, reason=f"no kernel compiler: {missing_toolchain()}")
+DEVICES = {
+    "sm_80": Device("cuda:0", (8, 0), 108, "A100"),
+    "sm_90a": Device("cuda:0", (9, 0), 132, "H200"),
+    "sm_100a": Device("cuda:0", (10, 0), 148, "B200"),
+    "sm_120a": Device("cuda:0", (12, 0), 170, "RTX 5090"),
+}
+DEFAULTS = {
+    "acc_dtype": "float32",
+    "mma_tiler_mn": (128, 128),
+    "cluster_shape_mn": None,
+    "sf_vec_size": 16,
+    "ab12_stages": 4,
+}
+
+
+def spec(shape: tuple[int, int, int], kind: str, major: str = "k", name: str = "tensor") -> TensorSpec:
+    order = (1, 0, 2) if major in "kn" else (0, 1, 2)
+    return TensorSpec(shape, contiguous_strides(shape, order), dtype(kind), "cuda:0", 16, name)
+
+
+def swiglu(
+    m: int, k: int, kind: str, a_major: str = "k", b_major: str = "k", c_major: str = "n", ab12: str = "bfloat16"
+) -> Problem:
+    a, b = spec((m, k, 1), kind, a_major, "a"), spec((512, k, 1), kind, b_major, "b")
+    return FORWARD.bind(a, b, c_major=c_major, ab12_dtype=ab12, c_dtype="bfloat16", **DEFAULTS)
+
+
+# What differs in code: types, majors, odd extents (scalar loads), a small M (another tile), the derivative's operands.
+PROBLEMS: dict[str, tuple[Op, Problem]] = {
+    "swiglu bf16": (FORWARD, swiglu(4096, 512, "bfloat16")),
+    "swiglu bf16, M of 16": (FORWARD, swiglu(16, 512, "bfloat16")),
+    "swiglu fp16, mn-major, m-major results": (FORWARD, swiglu(4096, 512, "float16", "m", "m", "m", "float32")),
+    "swiglu tf32": (FORWARD, swiglu(4096, 512, "float32")),
+    "swiglu e4m3": (FORWARD, swiglu(4096, 512, "float8_e4m3fn")),
+    "swiglu e5m2, mn-major": (FORWARD, swiglu(4096, 512, "float8_e5m2", "m", "m")),
+    "swiglu bf16, odd K": (FORWARD, swiglu(4096, 333, "bfloat16")),
+    "matmul bf16": (
+        MATMUL,
+        MATMUL.bind(spec((4096, 512, 1), "bfloat16"), spec((512, 512, 1), "bfloat16"), d_dtype="bfloat16", d_major="n"),
+    ),
+    "matmul bf16, mn-major": (
+        MATMUL,
+        MATMUL.bind(
+            spec((4096, 512, 1), "bfloat16", "m"), spec((512, 512, 1), "bfloat16", "m"), d_dtype="float32", d_major="n"
+        ),
+    ),
+    "dswiglu": (
+        DSWIGLU,
+        DSWIGLU.bind(spec((512, 128, 1), "float32"), spec((512, 64, 1), "bfloat16"), None, dtype="bfloat16"),
+    ),
+    "dswiglu, m-major, upstream": (
+        DSWIGLU,
+        DSWIGLU.bind(*(spec((512, n, 1), "bfloat16", "m") for n in (128, 64, 128)), dtype="bfloat16"),
+    ),
+}
+
+
+def served() -> list[tuple[str, Kernel, str]]:
+    """Each problem with each kernel and target that serves it."""
+    return [
+        (name, kernel, target)
+        for (name, (op, problem)) in PROBLEMS.items()
+        for kernel in op.kernels
+        for target in kernel.targets
+        if kernel.refuse(problem, DEVICES[target]) is None
+    ]
+
+
+@pytest.mark.parametrize(("name", "kernel", "target"), served(), ids=lambda x: getattr(x, "backend", str(x)))
+def test_compiles(name: str, kernel: Kernel, target: str) -> None:
+    problem = PROBLEMS[name][1]
+    compile_now(kernel.module, kernel.specialise(problem, DEVICES[target]), target)
+
+
+def test_every_kernel_and_target_is_among_them() -> None:
+    covered = {(kernel.module, target) for _, kernel, target in served()}
+    wanted = {
+        (k.module, t)
+        for op in ops(public=False)
+        if op.package == "cudnn-fe-gemm"
+        for k in op.kernels
+        for t in k.targets
+    }
+    assert covered == wanted
+
+
+def test_a_backward_serves_a_named_backend_throughout() -> None:
+    """The derivative of the activation has one kernel for all GPUs, also where the caller names another."""
+    problem = PROBLEMS["dswiglu"][1]
+    assert choose(DSWIGLU, problem, "sm90", on=DEVICES["sm_90a"]).backend == "portable"
+    assert choose(MATMUL, PROBLEMS["matmul bf16"][1], "sm90", on=DEVICES["sm_90a"]).backend == "sm90"
+
+
+def ptx_of(name: str, backend: str, target: str, folder: Path) -> str:
+    op, problem = PROBLEMS[name]
+    kernel = next(kernel for kernel in op.kernels if kernel.backend == backend)
+    compile_now(kernel.module, kernel.specialise(problem, DEVICES[target]), target, f"--keep-ptx --dump-dir={folder}")
+    files = list(folder.glob("*.ptx"))
+    assert len(files) == 1
+    return files[0].read_text()
+
+
+@pytest.mark.parametrize("name", ["swiglu bf16", "swiglu e4m3", "swiglu tf32", "matmul bf16"])
+def test_sm90_uses_tensor_cores_and_the_copy_engine(name: str, tmp_path: Path) -> None:
+    ptx = ptx_of(name, "sm90", "sm_90a", tmp_path)
+    for instruction in ("wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier.try_wait", "setmaxnreg"):
+        assert instruction in ptx, instruction
+
+
+def test_portable_stays_within_the_base_instruction_set(tmp_path: Path) -> None:
+    ptx = ptx_of("swiglu bf16", "portable", "sm_80", tmp_path)
+    assert ".target sm_80" in ptx
+    for instruction in ("mma.sync", "ldmatrix"):
+        assert instruction in ptx, instruction
+    for instruction in ("wgmma", "cp.async.bulk", "mbarrier", "tcgen05"):
+        assert instruction not in ptx, instruction
+
+
+@pytest.mark.parametrize(("m", "n", "k"), list(product((1, 16, 100, 1000, 16384), (64, 4096, 57344), (64, 16384))))
+def test_few_specialisations_cover_all_shapes(m: int, n: int, k: int) -> None:
+    """M, N and K enter the compiled code only through one of a few tiles."""
+    kernel = FORWARD.kernels[0]
+
+    def tile(m: int) -> Any:
+        a, b = spec((m, k, 1), "bfloat16"), spec((n, k, 1), "bfloat16")
+        problem = FORWARD.bind(a, b, c_major="n", ab12_dtype="bfloat16", c_dtype="bfloat16", **DEFAULTS)
+        return kernel.specialise(problem, DEVICES["sm_90a"])
+
+    assert len({tile(size) for size in range(1, 16384, 97)}) <= 8
+    assert tile(m) == tile(m)
+
+
+LOWER = """
+import jax, jax.numpy as jnp
+from cudnn_fe.gemm import gemm_swiglu_jax_forward
+
+def loss(a, b):
+    ab12, c = gemm_swiglu_jax_forward(a, b, c_dtype="bfloat16")
+    return c.astype(jnp.float32).sum() + ab12.sum()
+
+shapes = [jax.ShapeDtypeStruct((m, 512, 1), jnp.bfloat16) for m in (256, 128)]
+text = jax.jit(jax.grad(loss, (0, 1))).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+print(text.count("stablehlo.custom_call @CuteDSL"))
+"""
+
+
+def test_jax_lowers_forward_and_backward_for_cuda() -> None:
+    """In a process of its own, which names a GPU target without having one."""
+    pytest.importorskip("jax")
+    environment = {**os.environ, "CUTE_DSL_ARCH": "sm_90a", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", LOWER], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) == 4  # the product, the activation's derivative, and two products

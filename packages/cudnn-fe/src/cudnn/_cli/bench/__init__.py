@@ -1,0 +1,1 @@
+"""Benchmarks: this project's ops beside every rival that is installed."""

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can show, each part under its own time limit, so that one that hangs does not hide the rest:
+# the GPU tests, a memory check of a small case, host times, and the benchmarks whose rows the documentation shows.
+#
+#   tools/verify_on_gpu.sh [FOLDER]       results go to FOLDER, ./gpu-results by default
+#
+# Kernels compile on several cores at once; with a warm cache (CUDNN_FRONTEND_COMPILED_CACHE) the whole takes about three
+# minutes on an H200.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=$(realpath -m "${1:-gpu-results}")
+mkdir -p "$out"
+python=${PYTHON:-python3}
+failed=0
+
+part() { # part NAME SECONDS COMMAND...: its output goes to NAME.txt
+    local name=$1 limit=$2 started=$SECONDS
+    shift 2
+    timeout "$limit" "$@" >"$out/$name.txt" 2>&1
+    local status=$?
+    [ $status -eq 0 ] || failed=1
+    printf '%-12s status %s, %s s: %s\n' "$name" $status $((SECONDS - started)) "$(tail -1 "$out/$name.txt" | cut -c1-120)"
+}
+
+part tests 240 "$python" -m pytest -q -m gpu -n "${WORKERS:-12}" -p no:cacheprovider packages
+part memcheck 90 compute-sanitizer --tool memcheck --error-exitcode 1 "$python" tools/small_case.py
+part host 60 "$python" tools/host_time.py --json "$out/host_time.json"
+part gemm 120 "$python" -m cudnn._cli bench matmul --rounds 9 --json "$out/h200_matmul.json"
+part swiglu 150 "$python" -m cudnn._cli bench gemm_swiglu_forward --rounds 9 --json "$out/h200_gemm_swiglu_forward.json"
+part demo 90 "$python" -m cudnn._cli demo
+exit $failed

@@ -27,7 +27,7 @@ def _binder(op: Op) -> Bind:
 
 def _workspace_bytes(problem: Any) -> int:
     # A partial sum of the weight's gradient for every 16 tokens, and the documented words of every token.
-    tokens = problem.x.shape[0]
+    tokens = int(problem.x.shape[0])
     return 4 * (16 * tokens + STREAMS * CHANNELS * max(tokens // 16, 1))
 
 

@@ -268,11 +268,18 @@ def hstu_lmsd_jax_backward(
     """
     from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
 
-    given = (dy_tensor, x_tensor, u_tensor, weight_tensor, bias_tensor, mean_tensor, rstd_tensor, mask_tensor)
-    names = ("dy_tensor", "x_tensor", "u_tensor", "weight_tensor", "bias_tensor", "mean_tensor", "rstd_tensor", "mask")
-    arrays = [None if array is None else as_jax(name, array) for name, array in zip(names, given, strict=True)]
+    def array(name: str, given: Any) -> Any:
+        return None if given is None else as_jax(name, given)
+
     result = hstu_lmsd_backward(
-        *arrays,
+        array("dy_tensor", dy_tensor),
+        array("x_tensor", x_tensor),
+        array("u_tensor", u_tensor),
+        array("weight_tensor", weight_tensor),
+        array("bias_tensor", bias_tensor),
+        array("mean_tensor", mean_tensor),
+        array("rstd_tensor", rstd_tensor),
+        array("mask_tensor", mask_tensor),
         dropout_ratio,
         apply_u_silu=apply_u_silu,
         concat_u=concat_u,

@@ -96,7 +96,9 @@ class _RmsNormSilu:
 
 class _OneResult(_RmsNormSilu):
     @cute.jit
-    def __call__(self, stream: cuda.CUstream, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, eps: Float32):
+    def __call__(
+        self, stream: cuda.CUstream, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, eps: Float32
+    ) -> None:
         self.launch(stream, x, weight, out, None, eps)
 
 
@@ -125,6 +127,7 @@ def fake_arguments(spec: SiluSpec) -> tuple[Any, ...]:
         fake_tensor("bfloat16", -1, rank=spec.x_rank, alignment=min(spec.width, 16)),
         fake_tensor("bfloat16", -1, rank=spec.w_rank, alignment=min(spec.width, 16)),
     )
+    results: tuple[Any, ...]
     if spec.out_dtype == "float4_e2m1fn":
         results = (fake_tensor("uint8", 1, rank=2), fake_tensor("float8_e4m3fn", 1, rank=2))
     else:

@@ -76,5 +76,5 @@ def vision_rope_jax_backward(
 
     dims = {"grad_q": (1, 0, 2), "grad_k": (2, 0, 1), "grad_v": (1, 0, 2)}
     given = {"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v}
-    stored = [Permuted(as_jax(name, array), dims[name]) for name, array in given.items()]
-    return vision_rope_backward(*stored, as_jax("cosine", cosine), as_jax("sine", sine), backend=backend)[0]
+    q, k, v = (Permuted(as_jax(name, array), dims[name]) for name, array in given.items())
+    return vision_rope_backward(q, k, v, as_jax("cosine", cosine), as_jax("sine", sine), backend=backend)[0]

@@ -125,7 +125,7 @@ class _VisionRopeBackward:
                 halves.append([_widened(load_global(place, 2, valid)[0]) for place in places])
             cosines = self.table(cosine, token, group * VECTOR, VECTOR, valid)
             sines = self.table(sine, token, group * VECTOR, VECTOR, valid)
-            firsts, seconds = _turned(*halves, cosines, sines)
+            firsts, seconds = _turned(halves[0], halves[1], cosines, sines)
             at = shared + lane * _PITCH + group * 16
             store_shared(at, narrow_pairs(firsts), 16)
             store_shared(at + 2 * _HALF, narrow_pairs(seconds), 16)

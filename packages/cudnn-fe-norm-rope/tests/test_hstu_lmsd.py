@@ -66,7 +66,7 @@ def test_threshold_is_the_first_word_above_the_ratio(ratio: float) -> None:
     assert not kept(threshold - 1)
 
 
-def sample(rows: int, columns: int) -> list[NDArray[Any]]:
+def sample(rows: int, columns: int) -> Any:
     rng = np.random.default_rng(columns)
     shapes = ((rows, columns), (rows, columns), (columns,), (columns,))
     return [rng.normal(size=shape).astype(BF16) for shape in shapes]
@@ -93,10 +93,10 @@ def wide(x: NDArray[Any]) -> torch.Tensor:
 def test_forward_and_gradients_against_float64(silu: bool, cu: bool, cx: bool, ratio: float) -> None:
     rows, columns = 33, 24
     given = sample(rows, columns)
-    how = {"dropout_ratio": ratio, "apply_u_silu": silu, "concat_u": cu, "concat_x": cx}
+    how: dict[str, Any] = {"dropout_ratio": ratio, "apply_u_silu": silu, "concat_u": cu, "concat_x": cx}
     y, mean, rstd, mask = hstu_lmsd_forward(*given, seed=2**32 + 17, **how)
     assert (mask is None) == (ratio == 0)
-    leaves = [wide(t).requires_grad_() for t in given]
+    leaves: Any = [wide(t).requires_grad_() for t in given]
     bits = None if mask is None else torch.from_numpy(mask.astype(np.int64))
     wanted = definition(*leaves, bits, ratio, silu, cu, cx)
     unit = 2.0**-8  # one rounding to bfloat16
@@ -123,7 +123,7 @@ def test_mask_bits_of_absent_segments_are_zero_and_each_plane_is_kept_as_often_a
 
 
 def test_jax_takes_a_traced_seed() -> None:
-    given = [jnp.asarray(t) for t in sample(5, 16)]
+    given: Any = [jnp.asarray(t) for t in sample(5, 16)]
     traced = jax.jit(lambda seed: hstu_lmsd_jax_forward(*given, dropout_ratio=0.5, seed=seed))
     for seed in (7, 2**32 + 17):
         words = jnp.asarray([seed & 0xFFFFFFFF, seed >> 32], jnp.uint32).view(jnp.int32)

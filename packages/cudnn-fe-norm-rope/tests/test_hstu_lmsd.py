@@ -173,3 +173,29 @@ def test_refusals() -> None:
 def test_a_ratio_that_rounds_to_zero_drops_nothing() -> None:
     x, u, w, b = sample(4, 16)
     assert hstu_lmsd_forward(x, u, w, b, dropout_ratio=1e-50)["mask_tensor"] is None
+
+
+def test_autograd_is_the_explicit_backward() -> None:
+    x, u, w, b = (torch.from_numpy(t.astype(np.float32)).to(torch.bfloat16) for t in sample(5, 16))
+    leaves: Any = [t.clone().requires_grad_() for t in (x, u, w, b)]
+    how: dict[str, Any] = {"dropout_ratio": 0.25, "apply_u_silu": False, "concat_u": True, "concat_x": False}
+    y, mean, rstd, mask = hstu_lmsd_forward(*leaves, seed=9, **how)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    wanted = hstu_lmsd_backward(dy, x, u, w, b, mean.detach(), rstd.detach(), mask, **how)
+    assert all(torch.equal(leaf.grad, grad) for leaf, grad in zip(leaves, wanted, strict=True))
+
+
+def test_jax_grad() -> None:
+    given: Any = [jnp.asarray(t) for t in sample(5, 16)]
+
+    def loss(*arrays: Any) -> Any:
+        return hstu_lmsd_jax_forward(*arrays, dropout_ratio=0.5, seed=3)[0].astype(jnp.float32).sum()
+
+    grads = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(*given)
+    y, mean, rstd, mask = hstu_lmsd_forward(*sample(5, 16), dropout_ratio=0.5, seed=3)
+    how: dict[str, Any] = {"dropout_ratio": 0.5, "apply_u_silu": True, "concat_u": True, "concat_x": True}
+    wanted = hstu_lmsd_backward(np.ones_like(y), *sample(5, 16), mean, rstd, mask, **how)
+    for got, grad in zip(grads, wanted, strict=True):
+        difference = np.asarray(got).astype(np.float64) - grad.astype(np.float64)
+        assert np.linalg.norm(difference) <= 2.0**-7 * np.linalg.norm(grad.astype(np.float64))

@@ -6,6 +6,7 @@ from cudnn import engram as engram
 from cudnn import gemm as gemm
 from cudnn import hstu as hstu
 from cudnn import jax as jax
+from cudnn import ops as ops
 from cudnn import rmsnorm_rht_amax as rmsnorm_rht_amax
 from cudnn import rope as rope
 from cudnn._version import __version__ as __version__

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
 from cudnn_fe.core.device import cuda_device_count, device
@@ -20,7 +21,6 @@ from cudnn_fe.core.errors import (
 )
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.frameworks import common_framework
-from cudnn_fe.core.into import call_into
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.streams import torch_stream
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, pointer_of, refuse_overlap, spec_of
@@ -263,7 +263,12 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
                 raise _needs_gradient(spec.name)
         if spec_of(tensors[0], specs[0].name).device != specs[0].device:
             raise _mismatch(tensors[0], specs[0])
-        call_into(op, inputs, outputs, options, scalars, stream=stream, workspace=workspace)
+        if workspace is None:
+            call(op, inputs, options, scalars, stream=stream, outs=outputs)
+            return
+        from cudnn_fe.core.torch import torch_op  # the workspace is a torch tensor, as its check found
+
+        torch_op(op).eager(inputs, options, scalars, None, stream, outputs, workspace)
 
     return launch
 

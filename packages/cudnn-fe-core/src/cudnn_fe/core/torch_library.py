@@ -109,16 +109,17 @@ def _register(runner: TorchOp) -> None:
         rule.check(tuple(t.dtype for t in inputs[:count] if t is not None))
         ctx.save_for_backward(*rule.save(inputs[:count], outputs))
         ctx.set_materialize_grads(False)
-        ctx.call = tuple(inputs[count]), inputs[count + 2] or None, tuple(t.stride() for t in outputs)
+        options = _decode_options(tuple(inputs[count + 1]))
+        ctx.call = options, tuple(inputs[count]), inputs[count + 2] or None, tuple(t.stride() for t in outputs)
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        scalars, backend, strides = ctx.call
+        options, scalars, backend, strides = ctx.call
+        # Beside a list of results, torch takes an empty list among the arguments for one of tensors.
+        empty: list[Any] | None = None
         if results == "Tensor[]":
-            (cotangents,) = cotangents
+            (cotangents,), empty = cotangents, []
         needed = tuple(ctx.needs_input_grad[:count])
-        return (
-            *apply_rule(runner, ctx.saved_tensors, cotangents, scalars, needed, backend, strides),
-            *(None, None, None),
-        )
+        grads = apply_rule(runner, ctx.saved_tensors, cotangents, scalars, needed, backend, strides, options)
+        return (*grads, None if scalars else empty, None if options else empty, None)
 
     defined.register_autograd(backward, setup_context=keep)

@@ -6,7 +6,6 @@ from typing import Any
 
 from cudnn_fe.core.call import call
 from cudnn_fe.core.errors import OptionError
-from cudnn_fe.core.into import call_into
 from cudnn_fe.core.require import require_finite_positive
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -159,10 +158,15 @@ def hstu_lmsd_backward(
     options = (*flags.items(), ("compute_dweight", compute_dweight))
     scalars = (dropout(ratio)[0] if ratio else 1.0,)
     outs = (dx_tensor, du_tensor, *((dweight_tensor,) if compute_dweight else ()), dbias_tensor)
-    if all(out is None for out in outs):
-        results = call(BACKWARD, operands, options, scalars, backend=backend, stream=stream)
-    else:
-        results = call_into(BACKWARD, operands, outs, options, scalars, backend=backend, stream=stream)
+    results = call(
+        BACKWARD,
+        operands,
+        options,
+        scalars,
+        backend=backend,
+        stream=stream,
+        outs=None if all(out is None for out in outs) else outs,
+    )
     dx, du, *affine = results
     return TupleDict(
         dx_tensor=dx, du_tensor=du, dweight_tensor=affine[0] if compute_dweight else None, dbias_tensor=affine[-1]

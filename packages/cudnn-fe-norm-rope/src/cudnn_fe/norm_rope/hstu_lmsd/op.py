@@ -332,6 +332,7 @@ assert ((y[:, 64:128] != 0) == ((mask & 2) != 0)).all()
     scalars=("eps", "scale", "threshold", "seed_low", "seed_high"),
     integers=frozenset({"threshold", "seed_low", "seed_high"}),
     jax_name="hstu_lmsd_jax_forward",
+    gradient="cudnn_fe.norm_rope.hstu_lmsd.gradient:GRADIENT",
 )
 
 BACKWARD = Op(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
-from cudnn_fe.core.into import call_into
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.norm_rope.frost import check_frost
 
@@ -55,7 +54,7 @@ def rope_qdq_inplace_forward(
     check_frost("frost", x=x, cache=cache)
     options = _options(quantization, group_size, scale_format)
     operands = (x, cache, positions)
-    return TupleDict(out=call_into(FORWARD, operands, (x,), options, backend=backend, stream=stream)[0])
+    return TupleDict(out=call(FORWARD, operands, options, backend=backend, stream=stream, outs=(x,))[0])
 
 
 def rope_qdq_jax_forward(

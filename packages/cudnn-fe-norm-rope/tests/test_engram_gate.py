@@ -16,7 +16,7 @@ from cudnn_fe.norm_rope import engram_gate_saved_backward, engram_gate_saved_for
 D = 5120
 
 
-def tensors(tokens: int, scale: float = 1.0) -> tuple[torch.Tensor, ...]:
+def tensors(tokens: int, scale: float = 1.0) -> Any:
     torch.manual_seed(tokens)
     x, kv = ((torch.randn(tokens, n) * scale).to(torch.bfloat16) for n in (4 * D, 5 * D))
     mask = torch.arange(tokens) % 3 != 1
@@ -50,7 +50,7 @@ def test_gradients_against_autograd_in_float64() -> None:
     x, kv, weight, mask = tensors(6)
     _, saved = engram_gate_saved_forward(x, kv, weight, mask)
     grad_out = torch.randn(6, 4, D).to(torch.bfloat16)
-    wide = [t.double().requires_grad_() for t in (x, kv, weight)]
+    wide: Any = [t.double().requires_grad_() for t in (x, kv, weight)]
     definition(*wide, mask)[0].backward(grad_out.double())
     got = engram_gate_saved_backward(x, kv, weight, saved, grad_out)
     for grad, source, unit in zip(got, wide, (2.0**-8, 2.0**-8, 1e-4), strict=True):
@@ -81,7 +81,7 @@ def test_nan_stays_in_its_row() -> None:
 
 def test_autograd_is_the_explicit_backward() -> None:
     x, kv, weight, mask = tensors(4)
-    leaves = [t.clone().requires_grad_() for t in (x, kv, weight)]
+    leaves: Any = [t.clone().requires_grad_() for t in (x, kv, weight)]
     out, saved = engram_gate_saved_forward(*leaves, mask)
     grad_out = torch.randn(4, 4, D).to(torch.bfloat16)
     out.backward(grad_out)

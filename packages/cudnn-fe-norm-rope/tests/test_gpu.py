@@ -90,7 +90,8 @@ def test_rows_of_every_width_at_any_alignment(columns: int, offset: int) -> None
     x = wide[:, offset : offset + columns]
     x.copy_(torch.randn(10, columns))
     w = torch.rand(columns).to(torch.bfloat16) + 0.5
-    for function, options in ((rmsnorm_rht_amax_forward, {"rows_per_cta": 5}), (rmsnorm_silu_forward, {"eps": 1e-6})):
+    calls: Any = ((rmsnorm_rht_amax_forward, {"rows_per_cta": 5}), (rmsnorm_silu_forward, {"eps": 1e-6}))
+    for function, options in calls:
         got, wanted = function(x, w.cuda(), **options), function(x.cpu(), w, **options)
         assert distance(got[0], wanted[0]) <= 2.0**-8
         if got[1] is not None:
@@ -105,8 +106,8 @@ def test_engram_gate(tokens: int) -> None:
     kv, weight = torch.randn(tokens, 25600).to(torch.bfloat16), torch.randn(4, 5120)
     mask = torch.arange(tokens) % 3 != 1
     kv[~mask] = float("nan")
-    given = (x, kv, weight)
-    on_gpu = tuple(t.cuda() for t in given)
+    given: Any = (x, kv, weight)
+    on_gpu: Any = tuple(t.cuda() for t in given)
     out, saved = engram_gate_saved_forward(*given, mask)
     got = engram_gate_saved_forward(*on_gpu, mask.cuda())
     assert distance(got[0], out) <= 2.0**-8
@@ -124,13 +125,14 @@ def test_lmsd(columns: int, ratio: float) -> None:
     x, u = (torch.randn(513, columns).to(torch.bfloat16) for _ in range(2))
     w, b = (torch.randn(columns).to(torch.bfloat16) for _ in range(2))
     how: dict[str, Any] = {"dropout_ratio": ratio, "apply_u_silu": True, "concat_u": True, "concat_x": True}
-    given, seed = (x, u, w, b), 2**32 + 17
+    given: Any = (x, u, w, b)
+    seed = 2**32 + 17
     y, mean, rstd, mask = hstu_lmsd_forward(*given, seed=seed, **how)
     got = hstu_lmsd_forward(*(t.cuda() for t in given), seed=seed, **how)
     assert distance(got[0], y) <= 2.0**-8
     if mask is not None:
         assert same(got[3], mask)  # random bits, whatever computes them
-    saved = (torch.randn_like(y), x, u, w, b, mean, rstd, mask)
+    saved: Any = (torch.randn_like(y), x, u, w, b, mean, rstd, mask)
     wanted = hstu_lmsd_backward(*saved, **how)
     grads = hstu_lmsd_backward(*(t if t is None else t.cuda() for t in saved), **how)
     assert all(distance(a, b) <= 2.0**-7 for a, b in zip(grads, wanted, strict=True))

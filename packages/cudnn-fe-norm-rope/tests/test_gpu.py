@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import cudnn
+from cudnn_fe.core.settings import override
 from cudnn_fe.norm_rope import (
     engram_gate_saved_backward,
     engram_gate_saved_forward,
@@ -23,6 +24,13 @@ from cudnn_fe.norm_rope import (
 )
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> Iterator[None]:
+    """The kernels, whatever an ordinary call would choose."""
+    with override(backend="portable"):
+        yield
 
 
 def tensor(x: Any) -> torch.Tensor:

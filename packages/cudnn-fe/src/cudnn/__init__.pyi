@@ -4,6 +4,7 @@ from cudnn import api_base as api_base
 from cudnn import collect_env as collect_env
 from cudnn import gemm as gemm
 from cudnn import jax as jax
+from cudnn import ops as ops
 from cudnn._version import __version__ as __version__
 from cudnn_fe.gemm.legacy import GemmSwigluSm100 as GemmSwigluSm100
 from cudnn_fe.gemm.legacy import gemm_swiglu_jax_sm100 as gemm_swiglu_jax_sm100

@@ -52,7 +52,8 @@ _NAMES = {
         "Conv3dRmsNormSiluSm100 RmsNormSiluPadSm100 causal_conv3d_with_cache_wrapper_sm100 "
         "conv3d_bias_residual_pad_wrapper_sm100 conv3d_raw_wrapper_sm100 "
         "conv3d_rmsnorm_silu_pad_wrapper_sm100 conv3d_rmsnorm_silu_wrapper_sm100 "
-        "pack_causal_conv3d_weight_sm100 pack_conv3d_weight_sm100 rmsnorm_silu_pad_wrapper_sm100"
+        "ops.causal_conv1d ops.causal_conv1d_update pack_causal_conv3d_weight_sm100 pack_conv3d_weight_sm100 "
+        "rmsnorm_silu_pad_wrapper_sm100"
     ),
 }
 

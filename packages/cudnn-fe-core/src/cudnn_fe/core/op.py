@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.core.device import Device
-from cudnn_fe.core.errors import OptionError
+from cudnn_fe.core.errors import AlignmentError, DeviceError, DTypeError, OptionError, ShapeError, StrideError
 from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = ["Kernel", "Op", "Problem", "TensorRule", "op_named", "resolve"]
@@ -44,7 +44,9 @@ class Problem(ABC):
 
     operands: ClassVar[tuple[str, ...]]  # names of the input fields, in the order of kernels and references
     optional: ClassVar[frozenset[str]] = frozenset()  # those that may be None
-    output_count: ClassVar[int] = 1
+    kept: ClassVar[frozenset[str]] = frozenset()  # those whose float32 torch's autocast must not round
+    output_count: ClassVar[int] = 1  # 0 where it depends on the options
+    in_place: ClassVar[Mapping[int, str]] = {}  # result to the operand that it may share its memory with
 
     @classmethod
     @abstractmethod
@@ -75,6 +77,29 @@ class Problem(ABC):
         """The problem of ``size`` independent calls stacked outermost, or None where the op has no batch dim to use."""
         return None
 
+    def check_output(self, position: int, given: TensorSpec) -> None:
+        """Raises unless a caller's buffer may hold result ``position``: one like its spec, here."""
+        wanted = self.outputs[position]
+        for kind, what in ((ShapeError, "shape"), (DTypeError, "dtype"), (DeviceError, "device")):
+            if getattr(given, what) != getattr(wanted, what):
+                raise kind(
+                    given.name,
+                    got=f"{what} {getattr(given, what)}",
+                    wanted=str(getattr(wanted, what)),
+                    remedy="allocate the documented output",
+                )
+        if given.strides != wanted.strides:
+            raise StrideError(
+                given.name, got=f"strides {given.strides}", wanted=str(wanted.strides), remedy="allocate it compact"
+            )
+        if given.alignment < wanted.alignment:
+            raise AlignmentError(
+                given.name,
+                got=f"a pointer aligned to {given.alignment} bytes",
+                wanted=f"{wanted.alignment} bytes",
+                remedy="allocate a buffer of its own",
+            )
+
     @property
     def inputs(self) -> tuple[TensorSpec | None, ...]:
         """Specs of the operands, in order; None for absent optional ones."""
@@ -102,6 +127,7 @@ class Kernel:
         specialise: What the compiled code depends on, for a problem on a device: a frozen dataclass of plain
             values whose ``repr`` is part of the cache's key. Pure.
         targets: Architectures that it is compiled for in the tests.
+        scratch: Uninitialised buffers that it wants after the outputs, for a problem and what it is specialised for.
         verified: Chips on which its tests have run.
         opt_in: Offered only when the caller names it.
     """
@@ -111,6 +137,7 @@ class Kernel:
     refuse: Callable[[Any, Device], str | None]
     specialise: Callable[[Any, Device], Hashable]
     targets: tuple[str, ...]
+    scratch: Callable[[Any, Any], tuple[TensorSpec, ...]] | None = None
     verified: tuple[str, ...] = ()
     opt_in: bool = False
 

@@ -31,7 +31,7 @@ def call_library(
     pairs = [f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in options]
     assert _registered(name)
     results = getattr(torch.ops.cudnn_fe, name)(*operands, list(scalars), pairs, backend or "")
-    return results if isinstance(results, tuple) else (results,)
+    return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
 # Tracing must not walk through the registration.
@@ -70,13 +70,16 @@ def _register(runner: TorchOp) -> None:
     """Define ``torch.ops.cudnn_fe.<op>`` with its fake kernel and, where the op has one, its derivative."""
     op = runner.op
     operands = ", ".join(f"Tensor{'?' if name in op.problem.optional else ''} {name}" for name in op.problem.operands)
-    results = "(" + ", ".join(["Tensor"] * op.problem.output_count) + ")" if op.problem.output_count > 1 else "Tensor"
+    several = ", ".join(["Tensor"] * op.problem.output_count)
+    results = {0: "Tensor[]", 1: "Tensor"}.get(op.problem.output_count, f"({several})")
     count = len(op.problem.operands)
+
+    def packed(outputs: tuple[Any, ...]) -> Any:
+        return {"Tensor": outputs[0], "Tensor[]": list(outputs)}.get(results, outputs)
 
     def run(*arguments: Any) -> Any:
         scalars, pairs, backend = arguments[count:]
-        outputs = runner.eager(arguments[:count], _decode_options(tuple(pairs)), tuple(scalars), backend or None)
-        return outputs if len(outputs) > 1 else outputs[0]
+        return packed(runner.eager(arguments[:count], _decode_options(tuple(pairs)), tuple(scalars), backend or None))
 
     def fake(*arguments: Any) -> Any:
         _, pairs, _ = arguments[count:]
@@ -86,7 +89,7 @@ def _register(runner: TorchOp) -> None:
             torch.empty_strided(s.shape, s.strides, dtype=getattr(torch, s.dtype.torch), device=first.device)
             for s in problem.outputs
         )
-        return outputs if len(outputs) > 1 else outputs[0]
+        return packed(outputs)
 
     schema = f"({operands}, float[] scalars, str[] options, str backend) -> {results}"
     defined = torch.library.custom_op(f"cudnn_fe::{op.name}", run, mutates_args=(), schema=schema)
@@ -101,18 +104,21 @@ def _register(runner: TorchOp) -> None:
         return
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
-        outputs = output if isinstance(output, tuple) else (output,)
+        outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
         rule.check(tuple(t.dtype for t in inputs[:count] if t is not None))
         ctx.save_for_backward(*rule.save(inputs[:count], outputs))
         ctx.set_materialize_grads(False)
-        ctx.call = tuple(inputs[count]), inputs[count + 2] or None, tuple(t.stride() for t in outputs)
+        options = _decode_options(tuple(inputs[count + 1]))
+        ctx.call = options, tuple(inputs[count]), inputs[count + 2] or None, tuple(t.stride() for t in outputs)
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        scalars, backend, strides = ctx.call
+        options, scalars, backend, strides = ctx.call
+        # Beside a list of results, torch takes an empty list among the arguments for one of tensors.
+        empty: list[Any] | None = None
+        if results == "Tensor[]":
+            (cotangents,), empty = cotangents, []
         needed = tuple(ctx.needs_input_grad[:count])
-        return (
-            *apply_rule(runner, ctx.saved_tensors, cotangents, scalars, needed, backend, strides),
-            *(None, None, None),
-        )
+        grads = apply_rule(runner, ctx.saved_tensors, cotangents, scalars, needed, backend, strides, options)
+        return (*grads, None if scalars else empty, None if options else empty, None)
 
     defined.register_autograd(backward, setup_context=keep)

@@ -183,6 +183,7 @@ class Op:
         jax_name: Public name of the JAX entry, where there is one.
         gradient: ``"module:attribute"`` of its derivative rule, where there is one.
         public: Whether it is exported, or only serves others.
+        reference_on_gpu: While the op has no kernels, its reference runs on GPUs too, with one warning.
     """
 
     name: str
@@ -202,6 +203,7 @@ class Op:
     jax_name: str | None = None
     gradient: str | None = None
     public: bool = True
+    reference_on_gpu: bool = False
     _reference: list[Callable[..., Any]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -222,6 +224,11 @@ class Op:
         """Validate a call; see `Problem.bind`."""
         return self.problem.bind(*operands, **options)
 
+    @property
+    def runs_reference_on_gpu(self) -> bool:
+        """Whether a GPU runs the definition unless another backend is named."""
+        return self.reference_on_gpu and not self.kernels
+
     def run_reference(self, problem: Problem, xp: Any, *arguments: Any) -> tuple[Any, ...]:
         """Evaluate the definition with array namespace ``xp``."""
         if not self._reference:
@@ -231,6 +238,8 @@ class Op:
     def support(self) -> Mapping[str, str]:
         """Per backend: ``"run on <chips>"``, ``"compiled"``, or for the reference ``"run everywhere"``."""
         rows = {"reference": "run everywhere"}
+        if self.runs_reference_on_gpu:
+            rows["reference"] += "; on GPUs the default, with a warning, until there are kernels"
         for kernel in self.kernels:
             rows[kernel.backend] = f"run on {', '.join(kernel.verified)}" if kernel.verified else "compiled"
         return rows

@@ -1,6 +1,6 @@
 """The documented forms of operands, brought to one without moving data: arrays and specs alike.
 
-Rows come as (M, X) or (M, X, 1), per-row vectors as (M,) or (M, 1, 1), and weights as (L, N, K), (L, K, N) or (N, K, L).
+Rows come as (M, X) or (M, X, 1), per-row vectors as (M,) or (M, 1, 1), weights as (L, N, K), (L, K, N) or (N, K, L).
 """
 
 from __future__ import annotations

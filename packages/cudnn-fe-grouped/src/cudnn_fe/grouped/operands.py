@@ -9,7 +9,16 @@ from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, ShapeError, S
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
-__all__ = ["FLOATS", "MOST_EXPERTS", "output", "output_dtype", "require_experts", "require_float", "require_rows", "require_weights"]
+__all__ = [
+    "FLOATS",
+    "MOST_EXPERTS",
+    "output",
+    "output_dtype",
+    "require_experts",
+    "require_float",
+    "require_rows",
+    "require_weights",
+]
 
 FLOATS = ("bfloat16", "float16", "float32")
 MOST_EXPERTS = 1024

@@ -1,4 +1,4 @@
-"""The contract of the grouped GEMM with a gated activation's derivative: operand rules, outputs, work, documentation."""
+"""The contract of the grouped GEMM with a gated activation's derivative: rules, outputs, work, documentation."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ BACKWARD = Op(
     notes=(
         *GROUP_NOTES,
         "alpha is squared, as by the vendor's kernels: it is meant to have scaled the next layer's result.",
-        "dbias is summed in float32 and rounded once; `deterministic` changes nothing, since no result depends on an order.",
+        "dbias is summed in float32 and rounded once; no result depends on an order.",
     ),
     results=(
         "d_row_tensor",

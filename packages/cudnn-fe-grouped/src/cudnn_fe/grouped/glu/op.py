@@ -124,7 +124,7 @@ FORWARD = Op(
     problem=GroupedGemmGlu,
     reference="cudnn_fe.grouped.glu.reference:grouped_gemm_glu",
     kernels=(),
-    summary="Each row times its expert's weights, then SwiGLU or GeGLU over alternating 32-column blocks of gate and up.",
+    summary="Each row times its expert's weights, then SwiGLU or GeGLU over alternating 32-column blocks.",
     formula=r"C_{mn} = \alpha_g \sum_k A_{mk} B_{gnk} + b_{ng}, \quad G = C_{m,\,64i+j},\; U = C_{m,\,64i+32+j}, \qquad "
     r"D_{m,\,32i+j} = \sigma(G)\, G\, U\, p_m",
     tensors=(

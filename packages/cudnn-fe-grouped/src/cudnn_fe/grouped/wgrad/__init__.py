@@ -166,9 +166,7 @@ def grouped_gemm_wgrad_forward(
         kind = given
     old = wgrad_tensor if accumulate_on_output else None
     options = (("wgrad_dtype", kind.name), ("ragged", ragged))
-    (result,) = call(
-        WGRAD, (a_tensor, b_tensor, offsets_tensor, old), options, backend=backend, stream=current_stream
-    )
+    (result,) = call(WGRAD, (a_tensor, b_tensor, offsets_tensor, old), options, backend=backend, stream=current_stream)
     if wgrad_tensor is not None and framework_of(wgrad_tensor) != "jax":
         result = write("wgrad_tensor", wgrad_tensor, result, stream=current_stream)
     return TupleDict(wgrad_tensor=result)

@@ -120,8 +120,8 @@ WGRAD = Op(
     source="Names and layouts of cudnn-frontend 1.32's grouped_gemm_wgrad.",
     notes=(
         *GROUP_NOTES[:2],
-        "`accumulate_on_output` rounds the sum to the output's dtype, adds it to what the buffer holds, and rounds once "
-        "more.",
+        "`accumulate_on_output` rounds the sum to the output's dtype, adds it to what the buffer holds, and rounds "
+        "once more.",
         "`output_mode='discrete'` without pointers is served as dense; `wgrad_ptrs` raises `NotYetSupportedError`.",
         "Accepted beyond the vendor: any t, float16 and float32 operands, accumulation and ragged order in JAX, NumPy.",
     ),

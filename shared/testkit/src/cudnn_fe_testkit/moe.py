@@ -46,8 +46,9 @@ def sigmoid(x: Floats) -> Floats:
 
 def halves(c: Floats) -> tuple[Floats, Floats]:
     """Gate and up of alternating 32-column blocks."""
-    blocks = c.reshape(len(c), -1, 2, 32)
-    return blocks[:, :, 0].reshape(len(c), -1), blocks[:, :, 1].reshape(len(c), -1)
+    blocks = c.reshape(len(c), c.shape[1] // 64, 2, 32)
+    half = (len(c), c.shape[1] // 2)
+    return blocks[:, :, 0].reshape(half), blocks[:, :, 1].reshape(half)
 
 
 def joined(gate: Floats, up: Floats) -> Floats:

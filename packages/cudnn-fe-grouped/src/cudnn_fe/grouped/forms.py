@@ -11,7 +11,16 @@ from cudnn_fe.core.errors import FrameworkError, NotYetSupportedError, OptionErr
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.tensor import TensorSpec, spec_of
 
-__all__ = ["as_rows", "as_vector", "as_weights", "in_form", "permuted", "refuse_discrete", "require_one_weight"]
+__all__ = [
+    "as_rows",
+    "as_vector",
+    "as_weights",
+    "in_form",
+    "is_narrow",
+    "permuted",
+    "refuse_discrete",
+    "require_one_weight",
+]
 
 
 def permuted(x: Any, dims: tuple[int, ...]) -> Any:
@@ -19,6 +28,21 @@ def permuted(x: Any, dims: tuple[int, ...]) -> Any:
     if hasattr(x, "permute"):  # a spec or a torch tensor
         return x.permute(dims)
     return x.transpose(dims)
+
+
+def layout_of(x: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides; of a torch tensor by means that torch.compile can trace."""
+    if hasattr(x, "storage_offset"):
+        return tuple(x.shape), tuple(x.stride())
+    spec = spec_of(x, name)
+    return spec.shape, spec.strides
+
+
+def is_narrow(x: Any, name: str) -> bool:
+    """Whether the elements have a byte or less, as those of the block-scaled modes."""
+    kind = getattr(x, "dtype", None)
+    width = getattr(kind, "itemsize", None)
+    return bool((spec_of(x, name).dtype.itemsize if width is None else width) <= 1)
 
 
 def _first(x: Any, kept: int) -> Any:
@@ -30,7 +54,7 @@ def _first(x: Any, kept: int) -> Any:
 
 def as_rows(x: Any, name: str) -> Any:
     """(M, X) of (M, X) or (M, X, 1)."""
-    shape = spec_of(x, name).shape
+    shape, _ = layout_of(x, name)
     if len(shape) == 3 and shape[2] == 1:
         return _first(x, 2)
     if len(shape) == 2:
@@ -42,7 +66,7 @@ def as_vector(x: Any, name: str) -> Any:
     """(M,) of (M,) or (M, 1, 1)."""
     if x is None:
         return None
-    shape = spec_of(x, name).shape
+    shape, _ = layout_of(x, name)
     if len(shape) == 3 and shape[1:] == (1, 1):
         return _first(x, 1)
     if len(shape) == 1:
@@ -59,10 +83,11 @@ def as_weights(x: Any, b_major: Any, *, n_major: bool) -> Any:
     """(L, N, K) of the weights, whatever their form; ``n_major`` says whether (L, K, N) is served."""
     if b_major not in ("k", "n"):
         raise OptionError("b_major", got=repr(b_major), wanted='"k" or "n"', remedy="name the contiguous dim")
-    spec = spec_of(x, "b_tensor")
-    spec.require_rank(3, "(L, N, K) or (N, K, L)")
-    outer, middle, inner = spec.strides
-    canonical = _is_jax(x) or (inner == 1 and middle != 1 and outer != 1)
+    shape, strides = layout_of(x, "b_tensor")
+    if len(shape) != 3:
+        raise ShapeError("b_tensor", got=str(shape), wanted="(L, N, K) or (N, K, L)", remedy="stack the weights")
+    outer, middle, inner = strides
+    canonical = _is_jax(x) or 0 in shape or (inner == 1 and middle != 1 and outer != 1)
     if b_major == "n" and not (canonical and n_major):
         raise OptionError(
             "b_major",
@@ -72,12 +97,12 @@ def as_weights(x: Any, b_major: Any, *, n_major: bool) -> Any:
         )
     if canonical:
         return permuted(x, (0, 2, 1)) if b_major == "n" else x
-    n, k, count = spec.shape
+    n, k, _ = shape
     expected = (k, 1, n * k)
-    if any(s != e for s, e, extent in zip(spec.strides, expected, spec.shape, strict=True) if extent > 1):
+    if any(s != e for s, e, extent in zip(strides, expected, shape, strict=True) if extent > 1):
         raise StrideError(
             "b_tensor",
-            got=f"strides {spec.strides} for shape {spec.shape}",
+            got=f"strides {strides} for shape {shape}",
             wanted=f"{expected} for (N, K, L), or contiguous (L, N, K)",
             remedy="allocate (L, N, K), and pass it as it is or permuted to (N, K, L)",
         )
@@ -85,6 +110,8 @@ def as_weights(x: Any, b_major: Any, *, n_major: bool) -> Any:
 
 
 def _is_jax(x: Any) -> bool:
+    if hasattr(x, "storage_offset"):
+        return False
     try:
         return framework_of(x) == "jax"
     except FrameworkError:

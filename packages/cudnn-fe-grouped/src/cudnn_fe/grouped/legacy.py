@@ -19,8 +19,8 @@ __all__ = [
 
 _TILES = "mma_tiler_mn=(256, 256), cluster_shape_mn=None"
 _UNFUSED = f"""a_tensor, padded_offsets, alpha_tensor, b_tensor=None, bias_tensor=None, b_ptrs=None, n=None,
-    b_dtype=None, b_major="k", prob_tensor=None, acc_dtype=None, c_dtype=None, d_dtype=None, c_tensor=None, d_tensor=None,
-    cd_major="n", {_TILES}, vector_f32=False, m_aligned=256, generate_c=False, use_dynamic_sched=False,
+    b_dtype=None, b_major="k", prob_tensor=None, acc_dtype=None, c_dtype=None, d_dtype=None, c_tensor=None,
+    d_tensor=None, cd_major="n", {_TILES}, vector_f32=False, m_aligned=256, generate_c=False, use_dynamic_sched=False,
     current_stream=None"""
 _GLU = f"""a_tensor, sfa_tensor, padded_offsets, alpha_tensor, b_tensor=None, sfb_tensor=None, bias_tensor=None,
     b_ptrs=None, sfb_ptrs=None, n=None, b_dtype=None, b_major="k", norm_const_tensor=None, prob_tensor=None,

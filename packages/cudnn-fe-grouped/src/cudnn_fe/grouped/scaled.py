@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError
-from cudnn_fe.core.tensor import spec_of
+from cudnn_fe.grouped.forms import is_narrow
 
 __all__ = ["require_unscaled"]
 
@@ -17,7 +17,7 @@ def require_unscaled(a_tensor: Any, **given: tuple[Any, Any]) -> None:
         a_tensor: Its type says whether the mode is meant.
         **given: Of each option, what was given and its default.
     """
-    scaled = spec_of(a_tensor, "a_tensor").dtype.bits <= 8
+    scaled = is_narrow(a_tensor, "a_tensor")
     for name, (value, default) in given.items():
         if value is default or (isinstance(value, int | float | str) and value == default):
             continue

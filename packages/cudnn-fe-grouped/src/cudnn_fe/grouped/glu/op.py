@@ -125,8 +125,8 @@ FORWARD = Op(
     reference="cudnn_fe.grouped.glu.reference:grouped_gemm_glu",
     kernels=(),
     summary="Each row times its expert's weights, then SwiGLU or GeGLU over alternating 32-column blocks.",
-    formula=r"C_{mn} = \alpha_g \sum_k A_{mk} B_{gnk} + b_{ng}, \quad G = C_{m,\,64i+j},\; U = C_{m,\,64i+32+j}, \qquad "
-    r"D_{m,\,32i+j} = \sigma(G)\, G\, U\, p_m",
+    formula=r"C_{mn} = \alpha_g \sum_k A_{mk} B_{gnk} + b_{ng}, \quad G = C_{m,\,64i+j},\; U = C_{m,\,64i+32+j}, "
+    r"\qquad D_{m,\,32i+j} = \sigma(G)\, G\, U\, p_m",
     tensors=(
         TensorRule("a_tensor", "(M, K) or (M, K, 1)", "contiguous", FLOATS, "rows, experts one after another"),
         TensorRule("b_tensor", "(L, N, K) or (N, K, L)", "compact, K contiguous", FLOATS, "weights, N % 64 == 0"),
@@ -142,10 +142,10 @@ FORWARD = Op(
     "cudnn-frontend 1.32's grouped_gemm_glu.",
     notes=(
         *GROUP_NOTES,
-        "GeGLU: G is bounded by 7 from above, U by -7 and 7, the sigmoid is of 1.702 G, and U gets `linear_offset` added "
-        "(None: 1).",
-        "The activation reads the unrounded float32 sums. The derivative reads C as it was rounded, or computes it again "
-        "where it was not kept, so `generate_c` does not change gradients of float32 operands.",
+        "GeGLU: G is bounded by 7 from above, U by -7 and 7, the sigmoid is of 1.702 G, and U gets `linear_offset` "
+        "added (None: 1).",
+        "The activation reads the unrounded float32 sums. The derivative reads C as it was rounded, or computes it "
+        "again where it was not kept, so `generate_c` does not change gradients of float32 operands.",
     ),
     results=("c_tensor", "d_tensor", "d_col_tensor", "amax_tensor", "sfd_row_tensor", "sfd_col_tensor"),
     scalars=("linear_offset",),

@@ -7,13 +7,17 @@ from cudnn_fe.core.registry import Family
 __all__ = ["FAMILY"]
 
 _UNFUSED, _GLU, _DGLU, _WGRAD = (f"cudnn_fe.grouped.{name}" for name in ("unfused", "glu", "dglu", "wgrad"))
-_LEGACY = "cudnn_fe.grouped.legacy"
+_LEGACY, _CLASSES = "cudnn_fe.grouped.legacy", "cudnn_fe.grouped.classes"
 
 FAMILY = Family(
     name="grouped",
     package="cudnn-fe-grouped",
     op_targets=(f"{_UNFUSED}.op:FORWARD", f"{_GLU}.op:FORWARD", f"{_DGLU}.op:BACKWARD", f"{_WGRAD}.op:WGRAD"),
     exports={
+        "GroupedGemmDgluSm100": f"{_CLASSES}:GroupedGemmDgluSm100",
+        "GroupedGemmGluSm100": f"{_CLASSES}:GroupedGemmGluSm100",
+        "GroupedGemmSm100": f"{_CLASSES}:GroupedGemmSm100",
+        "GroupedGemmWgradSm100": f"{_CLASSES}:GroupedGemmWgradSm100",
         "WGradInputOrder": f"{_WGRAD}:WGradInputOrder",
         "get_grouped_gemm_wgrad_workspace_size": f"{_WGRAD}:get_grouped_gemm_wgrad_workspace_size",
         "get_grouped_gemm_wgrad_workspace_size_sm100": f"{_WGRAD}:get_grouped_gemm_wgrad_workspace_size",

@@ -33,7 +33,7 @@ def _backward(
     dprob = dbias = None
     if dd is not None:
         kept = c.shape[0] == a.shape[0]
-        pre = c if kept else product(a, b, offsets, alpha, bias, kind=dtype(c.dtype).name, backend=backend)
+        pre = c if kept else product(a, b, offsets, alpha, bias, backend=backend)
         gate, up = split_pairs(xp, keep(xp, groups, astype(pre, "float32")))
         d_gate, d_up, value = gated_derivative(xp, dict(options)["act_func"], gate, up, scalars[0])
         dd = keep(xp, groups, astype(dd, "float32"))

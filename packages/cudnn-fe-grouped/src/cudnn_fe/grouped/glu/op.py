@@ -144,8 +144,8 @@ FORWARD = Op(
         *GROUP_NOTES,
         "GeGLU: G is bounded by 7 from above, U by -7 and 7, the sigmoid is of 1.702 G, and U gets `linear_offset` "
         "added (None: 1).",
-        "The activation reads the unrounded float32 sums. The derivative reads C as it was rounded, or computes it "
-        "again where it was not kept, so `generate_c` does not change gradients of float32 operands.",
+        "The activation reads the unrounded float32 sums. The derivative reads C as it was rounded where `generate_c` "
+        "kept it, and computes it again in float32 where not.",
     ),
     results=("c_tensor", "d_tensor", "d_col_tensor", "amax_tensor", "sfd_row_tensor", "sfd_col_tensor"),
     scalars=("linear_offset",),

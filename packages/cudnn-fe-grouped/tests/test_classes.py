@@ -15,6 +15,7 @@ from cudnn_fe.grouped import (
     grouped_gemm_wgrad_forward,
 )
 from cudnn_fe.grouped.classes import GroupedGemmDgluSm100, GroupedGemmGluSm100, GroupedGemmSm100, GroupedGemmWgradSm100
+from cudnn_fe.grouped.prepared import prepare_grouped_gemm
 
 K, N, L = 16, 64, 3
 
@@ -26,7 +27,7 @@ def bf16(*shape: int) -> torch.Tensor:
 def rows(m: int) -> dict[str, Any]:
     one = torch.ones(L)
     ends = torch.tensor([1, 1, m - 1], dtype=torch.int32)
-    return {"a": bf16(m, K), "ends": ends, "one": one, "b": bf16(L, N, K), "prob": torch.rand(m)}
+    return {"a": bf16(m, K), "ends": ends, "one": one, "b": bf16(L, N, K), "prob": torch.linspace(0.1, 0.9, m)}
 
 
 @pytest.mark.parametrize("m", [8, 21])
@@ -102,3 +103,32 @@ def test_discrete_samples_are_not_served_yet() -> None:
     neither = GroupedGemmSm100(s["a"], bf16(8, N), bf16(8, N), s["ends"], s["one"], sample_prob=s["prob"])
     with pytest.raises(ValueError, match="sample_b"):
         neither.check_support()
+
+
+def test_prepared_calls_take_any_m_and_nothing_else() -> None:
+    def tensors(m: int) -> dict[str, Any]:
+        v = rows(m)
+        return {
+            "a_tensor": v["a"],
+            "padded_offsets": v["ends"],
+            "alpha_tensor": v["one"],
+            "b_tensor": v["b"],
+            "prob_tensor": v["prob"],
+        }
+
+    plan = prepare_grouped_gemm("glu", sfa_tensor=None, act_func="geglu", **tensors(8))
+    d = torch.full((21, N // 2), 3.0).bfloat16()
+    out = plan.run(**tensors(21), outputs={"d_tensor": d})
+    assert out["d_tensor"] is d
+    assert torch.equal(d[:-1], grouped_gemm_glu_forward(sfa_tensor=None, act_func="geglu", **tensors(21))[1][:-1])
+    assert (d[-1] == 3).all()
+    with pytest.raises(ValueError, match="b_tensor"):
+        plan.run(**tensors(8) | {"b_tensor": bf16(L, 2 * N, K)})
+    with pytest.raises(ValueError, match="act_func"):
+        plan.run(**tensors(8), act_func="swiglu")
+    with pytest.raises(ValueError, match="prob_tensor"):
+        plan.run(a_tensor=d)
+    with pytest.raises(ValueError, match="kind"):
+        prepare_grouped_gemm("other")
+    with pytest.raises(NotYetSupportedError, match="kind"):
+        prepare_grouped_gemm("quant", **tensors(8))

@@ -91,7 +91,8 @@ def of_rows(table: Floats, ends: NDArray[np.int32], m: int) -> Floats:
     """Each row's entry of a table by expert, zeros past the end."""
     owner = np.searchsorted(ends, np.arange(m), side="right")
     full = np.concatenate((table, np.zeros_like(table[:1])))
-    return full[owner]
+    rows: Floats = full[owner]
+    return rows
 
 
 def weight_gradients(rows: Floats, a: Floats, ends: NDArray[np.int32]) -> Floats:

@@ -3,6 +3,7 @@
 from cudnn_fe.grouped._version import __version__
 from cudnn_fe.grouped.dglu import grouped_gemm_glu_backward, grouped_gemm_glu_jax_backward
 from cudnn_fe.grouped.glu import grouped_gemm_glu_forward, grouped_gemm_glu_jax_forward
+from cudnn_fe.grouped.prepared import PreparedGroupedGemm, prepare_grouped_gemm
 from cudnn_fe.grouped.unfused import grouped_gemm_forward, grouped_gemm_jax_forward
 from cudnn_fe.grouped.wgrad import (
     WGradInputOrder,
@@ -12,6 +13,7 @@ from cudnn_fe.grouped.wgrad import (
 )
 
 __all__ = [
+    "PreparedGroupedGemm",
     "WGradInputOrder",
     "__version__",
     "get_grouped_gemm_wgrad_workspace_size",
@@ -23,4 +25,5 @@ __all__ = [
     "grouped_gemm_jax_forward",
     "grouped_gemm_wgrad_forward",
     "grouped_gemm_wgrad_jax_forward",
+    "prepare_grouped_gemm",
 ]

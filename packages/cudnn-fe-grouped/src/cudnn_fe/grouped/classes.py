@@ -82,7 +82,7 @@ class GroupedGemmSm100(GroupedClass):
         check_fixed(given["acc_dtype"], m_aligned=given["m_aligned"])
         check_hints(given["mma_tiler_mn"], given["cluster_shape_mn"], step=32)
         names = ("a_tensor", "padded_offsets", "alpha_tensor", "b_tensor", "bias_tensor", "prob_tensor")
-        operands = unfused_arguments(*(s[name] for name in names), given["b_major"])
+        operands = unfused_arguments(*[s[name] for name in names], b_major=given["b_major"])
         kinds = {f"{name}_dtype": _dtype(s, f"{name}_tensor") for name in ("c", "d")}
         problem = FORWARD.bind(*operands, **kinds, generate_c=True)
         rank = s["a_tensor"].ndim  # type: ignore[union-attr]
@@ -133,7 +133,7 @@ class GroupedGemmGluSm100(GroupedClass):
         check_fixed(given["acc_dtype"], m_aligned=given["m_aligned"])
         check_hints(given["mma_tiler_mn"], given["cluster_shape_mn"], step=64)
         names = ("a_tensor", "padded_offsets", "alpha_tensor", "b_tensor", "bias_tensor", "prob_tensor")
-        operands = glu_arguments(*(s[name] for name in names), given["b_major"])
+        operands = glu_arguments(*[s[name] for name in names], b_major=given["b_major"])
         kinds = {"d_dtype": _dtype(s, "d_tensor"), "c_dtype": _dtype(s, "c_tensor")}
         problem = GLU.bind(*operands, act_func=given["act_func"], **kinds, generate_c=given["generate_c"])
         rank = s["a_tensor"].ndim  # type: ignore[union-attr]
@@ -208,9 +208,9 @@ class GroupedGemmDgluSm100(GroupedClass):
         numbers = ("linear_offset", "geglu_alpha", "glu_clamp_max", "glu_clamp_min")
         scalars_of(given["act_func"], *(given[name] for name in numbers))
         names = ("a", "c", "padded_offsets", "alpha", "beta", "prob", "b")
-        specs = (s[name if name == "padded_offsets" else f"{name}_tensor"] for name in names)
+        specs = [s[name if name == "padded_offsets" else f"{name}_tensor"] for name in names]
         problem = BACKWARD.bind(
-            *dglu_arguments(*specs, given["b_major"]),
+            *dglu_arguments(*specs, b_major=given["b_major"]),
             act_func=given["act_func"],
             d_dtype=_dtype(s, "d_row_tensor"),
             generate_dbias=s["dbias_tensor"] is not None,

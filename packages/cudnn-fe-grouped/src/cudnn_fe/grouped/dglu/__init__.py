@@ -22,7 +22,9 @@ from cudnn_fe.grouped.scaled import require_unscaled
 __all__ = ["arguments", "grouped_gemm_glu_backward", "grouped_gemm_glu_jax_backward", "scalars_of"]
 
 
-def arguments(a: Any, c: Any, offsets: Any, alpha: Any, beta: Any, prob: Any, b: Any, b_major: Any) -> tuple[Any, ...]:
+def arguments(
+    a: Any, c: Any, offsets: Any, alpha: Any, beta: Any, prob: Any, b: Any, *, b_major: Any
+) -> tuple[Any, ...]:
     """The op's operands from the documented forms; arrays or specs."""
     if prob is None:
         raise OptionError("prob_tensor", got="None", wanted="(M,) float32", remedy="pass ones for no gate")
@@ -183,7 +185,9 @@ def grouped_gemm_glu_backward(
     check_fixed(acc_dtype, cd_major, m_aligned)
     check_hints(mma_tiler_mn, cluster_shape_mn, step=32)
     _check_activation(activation_tensor, a_tensor, c_tensor, act_func, d_dtype)
-    operands = arguments(a_tensor, c_tensor, padded_offsets, alpha_tensor, beta_tensor, prob_tensor, b_tensor, b_major)
+    operands = arguments(
+        a_tensor, c_tensor, padded_offsets, alpha_tensor, beta_tensor, prob_tensor, b_tensor, b_major=b_major
+    )
     options = (
         ("act_func", act_func),
         ("d_dtype", d_dtype or "bfloat16"),

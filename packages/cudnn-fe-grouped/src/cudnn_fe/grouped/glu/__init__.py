@@ -16,7 +16,7 @@ from cudnn_fe.grouped.scaled import require_unscaled
 __all__ = ["arguments", "grouped_gemm_glu_forward", "grouped_gemm_glu_jax_forward", "offset_of"]
 
 
-def arguments(a: Any, offsets: Any, alpha: Any, b: Any, bias: Any, prob: Any, b_major: Any) -> tuple[Any, ...]:
+def arguments(a: Any, offsets: Any, alpha: Any, b: Any, bias: Any, prob: Any, *, b_major: Any) -> tuple[Any, ...]:
     """The op's operands from the documented forms; arrays or specs."""
     if prob is None:
         raise OptionError("prob_tensor", got="None", wanted="(M,) float32", remedy="pass ones for no gate")
@@ -143,7 +143,7 @@ def grouped_gemm_glu_forward(
     require_one_weight(b_tensor, b_ptrs, n, b_dtype)
     check_fixed(acc_dtype, cd_major, m_aligned)
     check_hints(mma_tiler_mn, cluster_shape_mn, step=64)
-    operands = arguments(a_tensor, padded_offsets, alpha_tensor, b_tensor, bias_tensor, prob_tensor, b_major)
+    operands = arguments(a_tensor, padded_offsets, alpha_tensor, b_tensor, bias_tensor, prob_tensor, b_major=b_major)
     options = (
         ("act_func", act_func),
         ("d_dtype", d_dtype or "bfloat16"),

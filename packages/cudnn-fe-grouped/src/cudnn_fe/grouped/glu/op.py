@@ -23,7 +23,7 @@ def activation(given: Any, prefix: str = "") -> Activation:
     """The activation that ``act_func`` names; ``prefix`` is ``"d"`` for derivatives."""
     for kind in ("swiglu", "geglu"):
         if given == prefix + kind:
-            return kind  # type: ignore[return-value]
+            return kind
     if given == prefix + "situglu":
         raise NotYetSupportedError(
             "act_func", got=repr(given), wanted="swiglu or geglu without scale factors", remedy="choose another"
@@ -80,9 +80,9 @@ class GroupedGemmGlu(Problem):
         require_row_inputs(m, count, alpha, prob)
         require_bias(bias, n, count)
         require_same_device(a, alpha, prob, bias)
-        kinds = (output_dtype(options[key], key) for key in ("d_dtype", "c_dtype"))
+        d_kind, c_kind = (output_dtype(options[key], key) for key in ("d_dtype", "c_dtype"))
         act = activation(options["act_func"])
-        return cls(a, b, offsets, alpha, prob, bias, act, *kinds, bool(options["generate_c"]))
+        return cls(a, b, offsets, alpha, prob, bias, act, d_kind, c_kind, bool(options["generate_c"]))
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:

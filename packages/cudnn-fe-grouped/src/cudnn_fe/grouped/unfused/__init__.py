@@ -16,7 +16,7 @@ __all__ = ["arguments", "grouped_gemm_forward", "grouped_gemm_jax_forward"]
 
 
 def arguments(
-    a: Any, offsets: Any, alpha: Any, b: Any, bias: Any, prob: Any, b_major: Any
+    a: Any, offsets: Any, alpha: Any, b: Any, bias: Any, prob: Any, *, b_major: Any
 ) -> tuple[Any, Any, Any, Any, Any, Any]:
     """The op's operands from the documented forms; arrays or specs."""
     if prob is None:
@@ -102,7 +102,7 @@ def grouped_gemm_forward(
     require_one_weight(b_tensor, b_ptrs, n, b_dtype)
     check_fixed(acc_dtype, cd_major, m_aligned)
     check_hints(mma_tiler_mn, cluster_shape_mn, step=32)
-    operands = arguments(a_tensor, padded_offsets, alpha_tensor, b_tensor, bias_tensor, prob_tensor, b_major)
+    operands = arguments(a_tensor, padded_offsets, alpha_tensor, b_tensor, bias_tensor, prob_tensor, b_major=b_major)
     options = (("d_dtype", d_dtype or "bfloat16"), ("c_dtype", c_dtype or "bfloat16"), ("generate_c", generate_c))
     d, c = call(FORWARD, operands, options, backend=backend, stream=current_stream)
     d, c = in_form(d, a_tensor.ndim), in_form(c, a_tensor.ndim) if generate_c else None

@@ -74,8 +74,8 @@ class GroupedGemm(Problem):
         require_row_inputs(m, count, alpha, prob)
         require_bias(bias, n, count)
         require_same_device(a, alpha, prob, bias)
-        kinds = (output_dtype(options[key], key) for key in ("d_dtype", "c_dtype"))
-        return cls(a, b, offsets, alpha, prob, bias, *kinds, bool(options["generate_c"]))
+        d_kind, c_kind = (output_dtype(options[key], key) for key in ("d_dtype", "c_dtype"))
+        return cls(a, b, offsets, alpha, prob, bias, d_kind, c_kind, bool(options["generate_c"]))
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 
 from cudnn_fe.conv import causal_conv1d, causal_conv1d_update
 from cudnn_fe_testkit.causal_conv import LENGTHS, exact, make_case
@@ -91,11 +92,20 @@ def test_torch_compile_updates_the_state_in_place() -> None:
     def step(x: Any, state: Any) -> Any:
         return causal_conv1d_update(x, state, case.weight, case.bias, "silu") + 1
 
+    graphs = []
+
+    def look(module: Any, inputs: Any) -> Any:
+        graphs.append(module.code)
+        return aot_autograd(fw_compiler=lambda graph, _: graph)(module, inputs)
+
     wanted_state = state.clone()
     wanted = step(x, wanted_state)
-    got = torch.compile(step, fullgraph=True, backend="aot_eager")(x, state)
+    got = torch.compile(step, fullgraph=True, backend=look)(x, state)
     assert torch.equal(got, wanted)
     assert torch.equal(state, wanted_state)
+    # The op that writes to the cache, and no copy of it.
+    assert "causal_conv1d_update_in_place" in graphs[0]
+    assert "copy_" not in graphs[0]
 
 
 def test_library_op_passes_opcheck() -> None:
@@ -104,6 +114,23 @@ def test_library_op_passes_opcheck() -> None:
     options = ["activation='silu'", "return_final_states=True", "layout='BDT'"]
     arguments: Any = (case.x.requires_grad_(), case.weight, case.bias, None, None, [], options, "")
     torch.library.opcheck(torch.ops.cudnn_fe.causal_conv1d.default, arguments)
+
+
+def test_the_in_place_op_passes_opcheck() -> None:
+    case = make_case(1, 4, 1, 4)
+    torch.compile(lambda x: causal_conv1d(x, case.weight), backend="eager")(case.x)  # tracing registers the family
+    arguments: Any = (
+        torch.randn(3, 4),
+        torch.randn(3, 4, 3),
+        case.weight,
+        None,
+        None,
+        None,
+        [],
+        ["activation=None"],
+        "",
+    )
+    torch.library.opcheck(torch.ops.cudnn_fe.causal_conv1d_update_in_place.default, arguments)
 
 
 @pytest.mark.parametrize("layout", ["BDT", "BTD"])

@@ -7,15 +7,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
 from cudnn_fe.core.device import cuda_device_count, device
-from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, ShapeError
+from cudnn_fe.core.errors import (
+    AlignmentError,
+    DeviceError,
+    FrameworkError,
+    NotCompiledError,
+    OptionError,
+    ShapeError,
+)
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.frameworks import common_framework
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.streams import torch_stream
-from cudnn_fe.core.tensor import TensorSpec, pointer_of, refuse_overlap, spec_of
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, pointer_of, refuse_overlap, spec_of
 
 __all__ = ["OpClass"]
 
@@ -30,7 +38,8 @@ class OpClass:
     """
 
     op: ClassVar[Op]
-    _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]]]
+    _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]]
+    _free: ClassVar[Mapping[str, tuple[int, ...]] | None] = None
 
     if TYPE_CHECKING:  # the subclasses' signatures are made at run time
 
@@ -40,7 +49,7 @@ class OpClass:
         announce_experimental(type(self).__name__)
         self._arguments: Mapping[str, Any] | None = arguments
         self._problem: Problem | None = None
-        self._outputs: tuple[TensorSpec, ...] = ()
+        self._outputs: tuple[TensorSpec | None, ...] = ()
         self._scalars: tuple[float, ...] = ()
         self._run: Launch | None = None
 
@@ -59,7 +68,8 @@ class OpClass:
             problem, outputs, scalars = type(self)._bind(self._arguments)
             if problem.device == "meta":  # metadata alone: the tensors will be where kernels run
                 place = "cuda:0" if cuda_device_count() else "cpu"
-                problem, outputs = problem.placed(place), tuple(replace(spec, device=place) for spec in outputs)
+                moved = (spec and replace(spec, device=place) for spec in outputs)
+                problem, outputs = problem.placed(place), tuple(moved)
             choose(self.op, problem)
             self._problem, self._outputs, self._scalars = problem, outputs, scalars
         return True
@@ -73,15 +83,44 @@ class OpClass:
             self.check_support()
         assert self._problem is not None
         specs = [spec for spec in (*self._problem.inputs, *self._outputs) if spec is not None]
-        if self._problem.device.startswith("cuda"):
+        wanted = tuple(spec is not None for spec in self._outputs)
+        if self._free is not None:
+            self._run = _free_launch(self.op, self._problem, specs, self._free)
+        elif self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
             function = None
             if choice.kernel is not None:
                 function = compiled(choice.kernel.module, choice.spec, device(self._problem.device).arch)
-            self._run = _cuda_launch(self.op, self._problem, function, specs)
+            self._run = _cuda_launch(self.op, self._problem, function, specs, wanted)
         else:
-            self._run = _reference_launch(self.op, self._problem, specs)
+            self._run = _reference_launch(self.op, self._problem, specs, wanted)
         self._arguments = None
+
+    @property
+    def problem(self) -> Problem:
+        """What the op was made for, once `check_support` has accepted it."""
+        assert self._problem is not None
+        return self._problem
+
+    def scratch_workspace_bytes(self) -> int:
+        """Bytes of the workspace that ``execute`` takes; 0 where it takes none."""
+        return 0
+
+    def _check_workspace(self, workspace: Any) -> None:
+        """Raises unless the workspace is a contiguous, 16-byte aligned buffer of enough bytes on the op's device."""
+        wanted = f"{self.scratch_workspace_bytes()} contiguous bytes, 16-byte aligned, on {self.problem.device}"
+        remedy = f"allocate {type(self).__name__}.scratch_workspace_bytes() bytes"
+        if workspace is None:
+            raise OptionError("workspace", got="None", wanted=wanted, remedy=remedy)
+        spec = spec_of(workspace, "workspace")
+        if spec.strides != contiguous_strides(spec.shape) or spec.nbytes < self.scratch_workspace_bytes():
+            raise ShapeError(
+                "workspace", got=f"{spec.shape} {spec.dtype}, {spec.strides}", wanted=wanted, remedy=remedy
+            )
+        if spec.alignment < 16:
+            raise AlignmentError("workspace", got=f"{spec.alignment} bytes", wanted=wanted, remedy=remedy)
+        if spec.device != self.problem.device:
+            raise DeviceError("workspace", got=spec.device, wanted=wanted, remedy=remedy)
 
     def _require_compiled(self) -> Launch:
         if self._run is None:
@@ -130,10 +169,10 @@ def _check_overlap(tensors: tuple[Any, ...], specs: list[TensorSpec], input_coun
 
 
 def _present(inputs: tuple[Any, ...], specs: list[TensorSpec], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The tensors of a call, one for each spec; absent inputs are left out."""
+    """The tensors of a call, one for each spec; absent inputs and outputs are left out."""
     tensors = inputs + outputs
     if len(tensors) != len(specs):
-        tensors = tuple([tensor for tensor in inputs if tensor is not None]) + outputs
+        tensors = tuple([tensor for tensor in tensors if tensor is not None])
     if len(tensors) != len(specs):
         raise ShapeError(
             "execute",
@@ -144,7 +183,9 @@ def _present(inputs: tuple[Any, ...], specs: list[TensorSpec], outputs: tuple[An
     return tensors
 
 
-def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec]) -> Launch:
+def _cuda_launch(
+    op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec], wanted: tuple[bool, ...]
+) -> Launch:
     """Launch on torch tensors, or on anything else with DLPack, after cheap checks against the samples."""
     import torch  # TVM-FFI takes its stream from torch
 
@@ -169,7 +210,7 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
 
     def start(tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> None:
         if function is None:
-            _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars)
+            _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars, wanted)
         elif torch.cuda.current_device() == index:
             function(*tensors, *scalars)
         else:
@@ -194,30 +235,86 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
     return launch
 
 
-def _operands(problem: Problem, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The inputs with None where an optional operand is absent."""
+def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mapping[str, tuple[int, ...]]) -> Launch:
+    """Launch on tensors that may differ from the samples in some extents: a plan per set of extents, found by them."""
+    if problem.device.startswith("cuda"):
+        choice = choose(op, problem)
+        if choice.kernel is not None:
+            compiled(choice.kernel.module, choice.spec, device(problem.device).arch)
+    fixed = [
+        tuple((dim, n) for dim, n in enumerate(spec.shape) if dim not in free.get(spec.name, ())) for spec in specs
+    ]
+    options = problem.options
+    seen: set[tuple[Any, ...]] = set()
+
+    def launch(
+        inputs: tuple[Any, ...],
+        outputs: tuple[Any, ...],
+        scalars: tuple[float, ...],
+        stream: Any,
+        workspace: Any = None,
+    ) -> None:
+        tensors = inputs + outputs
+        shapes = tuple([tuple(tensor.shape) for tensor in tensors if hasattr(tensor, "shape")])
+        if shapes not in seen:
+            for tensor, spec, extents in zip(tensors, specs, fixed, strict=True):
+                shape = spec_of(tensor, spec.name).shape
+                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents):
+                    raise _mismatch(tensor, spec)
+            seen.add(shapes)
+        for tensor, spec in zip(tensors, specs, strict=True):
+            if getattr(tensor, "requires_grad", False):
+                raise _needs_gradient(spec.name)
+        if spec_of(tensors[0], specs[0].name).device != specs[0].device:
+            raise _mismatch(tensors[0], specs[0])
+        if workspace is None:
+            call(op, inputs, options, scalars, stream=stream, outs=outputs)
+            return
+        from cudnn_fe.core.torch import torch_op  # the workspace is a torch tensor, as its check found
+
+        torch_op(op).eager(inputs, options, scalars, None, stream, outputs, workspace)
+
+    return launch
+
+
+def _needs_gradient(name: str) -> Exception:
+    return OptionError(
+        name,
+        got="a tensor that requires a gradient",
+        wanted="one that does not: the class API records no derivatives",
+        remedy="detach it, or use the function",
+    )
+
+
+def _results(
+    op: Op, problem: Problem, xp: Any, inputs: Any, scalars: tuple[float, ...], wanted: tuple[bool, ...]
+) -> list[Any]:
+    """What the definition gives for the buffers that are there; absent optional operands are None to it."""
     given = iter(inputs)
-    return tuple(None if spec is None else next(given) for spec in problem.inputs)
+    operands = (None if spec is None else next(given) for spec in problem.inputs)
+    results = op.run_reference(problem, xp, *operands, *scalars)
+    return [result for result, there in zip(results, wanted, strict=True) if there]
 
 
-def _torch_reference(op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...]) -> None:
+def _torch_reference(
+    op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...], wanted: tuple[bool, ...]
+) -> None:
     import array_api_compat.torch as xp
     import torch
 
     with torch.no_grad():
-        for output, result in zip(
-            outputs, op.run_reference(problem, xp, *_operands(problem, inputs), *scalars), strict=True
-        ):
+        for output, result in zip(outputs, _results(op, problem, xp, inputs, scalars, wanted), strict=True):
             output.copy_(result)
 
 
-def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Launch:
+def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec], wanted: tuple[bool, ...]) -> Launch:
     """Run the reference into CPU buffers."""
+    input_count = len([spec for spec in problem.inputs if spec is not None])
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         del stream  # a CPU has none
         tensors = _present(inputs, specs, outputs)
-        inputs = tensors[: len(tensors) - len(outputs)]
+        inputs, outputs = tensors[:input_count], tensors[input_count:]
         framework = common_framework([spec.name for spec in specs], tensors)
         if framework == "jax":
             raise FrameworkError(
@@ -229,17 +326,15 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
         for tensor, spec in zip(tensors, specs, strict=True):
             if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
                 raise _mismatch(tensor, spec)
-        _check_overlap(tensors, specs, len(inputs))
+        _check_overlap(tensors, specs, input_count)
         if framework == "torch":
-            _torch_reference(op, problem, inputs, outputs, scalars)
+            _torch_reference(op, problem, inputs, outputs, scalars, wanted)
             return
         import array_api_compat.numpy as xp
         import numpy as np
 
         with np.errstate(all="ignore"):
-            for output, result in zip(
-                outputs, op.run_reference(problem, xp, *_operands(problem, inputs), *scalars), strict=True
-            ):
+            for output, result in zip(outputs, _results(op, problem, xp, inputs, scalars, wanted), strict=True):
                 np.copyto(output, result)
 
     return launch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.core.device import Device
@@ -88,10 +88,7 @@ class Problem(ABC):
                     wanted=str(getattr(wanted, what)),
                     remedy="allocate the documented output",
                 )
-        if given.strides != wanted.strides:
-            raise StrideError(
-                given.name, got=f"strides {given.strides}", wanted=str(wanted.strides), remedy="allocate it compact"
-            )
+        self.check_output_layout(position, given)
         if given.alignment < wanted.alignment:
             raise AlignmentError(
                 given.name,
@@ -99,6 +96,20 @@ class Problem(ABC):
                 wanted=f"{wanted.alignment} bytes",
                 remedy="allocate a buffer of its own",
             )
+
+    def check_output_layout(self, position: int, given: TensorSpec) -> None:
+        """Raises StrideError unless the strides of a buffer for result ``position`` are served."""
+        wanted = self.outputs[position]
+        if given.strides != wanted.strides:
+            raise StrideError(
+                given.name, got=f"strides {given.strides}", wanted=str(wanted.strides), remedy="allocate it compact"
+            )
+
+    @property
+    def options(self) -> tuple[tuple[str, Hashable], ...]:
+        """The fields that are no operands, as pairs."""
+        names = (row.name for row in fields(self) if row.name not in self.operands)
+        return tuple((name, getattr(self, name)) for name in names)
 
     @property
     def inputs(self) -> tuple[TensorSpec | None, ...]:
@@ -178,12 +189,14 @@ class Op:
         source: Where the definition comes from.
         notes: Paragraphs on deviations, determinism, and tolerances.
         results: Keys of the results; those beyond the kernels' outputs are None.
-        scalars: Names of the floating-point arguments that are not part of the problem.
+        scalars: Names of the numbers that are not part of the problem.
+        integers: Those of them that are whole: kernels take them as such.
+        autocast: Whether float32 operands take autocast's type, as those of a matrix product do.
         legacy: Other public names of the same op.
         jax_name: Public name of the JAX entry, where there is one.
         gradient: ``"module:attribute"`` of its derivative rule, where there is one.
         public: Whether it is exported, or only serves others.
-        reference_on_gpu: While the op has no kernels, its reference runs on GPUs too, with one warning.
+        reference_on_gpu: While no kernel of the op has run on a GPU, its reference runs there too, with one warning.
     """
 
     name: str
@@ -199,6 +212,8 @@ class Op:
     notes: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
     scalars: tuple[str, ...] = ()
+    integers: frozenset[str] = frozenset()
+    autocast: bool = True
     legacy: tuple[str, ...] = ()
     jax_name: str | None = None
     gradient: str | None = None
@@ -227,7 +242,7 @@ class Op:
     @property
     def runs_reference_on_gpu(self) -> bool:
         """Whether a GPU runs the definition unless another backend is named."""
-        return self.reference_on_gpu and not self.kernels
+        return self.reference_on_gpu and all(kernel.opt_in for kernel in self.kernels)
 
     def run_reference(self, problem: Problem, xp: Any, *arguments: Any) -> tuple[Any, ...]:
         """Evaluate the definition with array namespace ``xp``."""
@@ -239,7 +254,7 @@ class Op:
         """Per backend: ``"run on <chips>"``, ``"compiled"``, or for the reference ``"run everywhere"``."""
         rows = {"reference": "run everywhere"}
         if self.runs_reference_on_gpu:
-            rows["reference"] += "; on GPUs the default, with a warning, until there are kernels"
+            rows["reference"] += "; on GPUs the default, with a warning, until a kernel has run there"
         for kernel in self.kernels:
             rows[kernel.backend] = f"run on {', '.join(kernel.verified)}" if kernel.verified else "compiled"
         return rows

@@ -79,7 +79,7 @@ class _Transformed(torch.autograd.Function):
     def forward(runner: TorchOp, options: Options, scalars: Any, backend: Any, *operands: Any) -> Any:
         from cudnn_fe.core.torch_library import call_library  # it imports this module
 
-        return call_library(runner.op.name, operands, options, scalars, backend)
+        return call_library(runner.op, operands, options, scalars, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

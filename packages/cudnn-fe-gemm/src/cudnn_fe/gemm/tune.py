@@ -11,7 +11,6 @@ from cudnn_fe.core.device import device
 from cudnn_fe.core.errors import BackendError
 from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile
 from cudnn_fe.core.op import Op
-from cudnn_fe.core.torch import torch_op
 from cudnn_fe.core.tuning import tune
 from cudnn_fe.gemm.kernels import sm90_candidates, tuning_key
 
@@ -38,6 +37,8 @@ def tune_tile(op: Op, operands: tuple[Any, ...], options: Options, epilogue: Lit
         BackendError: The Hopper kernel does not serve the call.
     """
     import torch
+
+    from cudnn_fe.core.torch import torch_op
 
     problem = bind_operands(op, operands, dict(options))
     choice = choose(op, problem, "sm90")

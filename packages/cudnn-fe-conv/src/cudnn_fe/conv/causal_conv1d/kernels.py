@@ -114,10 +114,14 @@ def _long_scratch(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[Tensor
 
 _FOLDER = "cudnn_fe.conv.causal_conv1d"
 FORWARD_KERNELS = (
-    Kernel("portable", f"{_FOLDER}.portable", _refuse_wide, _forward_spec, TARGETS),
-    Kernel("portable", f"{_FOLDER}.portable_long", _refuse, _forward_spec, TARGETS),
+    Kernel("portable", f"{_FOLDER}.portable", _refuse_wide, _forward_spec, TARGETS, opt_in=True),
+    Kernel("portable", f"{_FOLDER}.portable_long", _refuse, _forward_spec, TARGETS, opt_in=True),
 )
 BACKWARD_KERNELS = (
-    Kernel("portable", f"{_FOLDER}.portable_backward", _refuse_wide, _backward_spec, TARGETS, _partial_sums),
-    Kernel("portable", f"{_FOLDER}.portable_backward_long", _refuse, _backward_spec, TARGETS, _long_scratch),
+    Kernel(
+        "portable", f"{_FOLDER}.portable_backward", _refuse_wide, _backward_spec, TARGETS, _partial_sums, opt_in=True
+    ),
+    Kernel(
+        "portable", f"{_FOLDER}.portable_backward_long", _refuse, _backward_spec, TARGETS, _long_scratch, opt_in=True
+    ),
 )

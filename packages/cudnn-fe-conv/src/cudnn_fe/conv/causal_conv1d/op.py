@@ -232,6 +232,7 @@ class CausalConv1dBackward(Sequences):
 
 FORWARD = Op(
     name="causal_conv1d",
+    reference_on_gpu=True,
     package="cudnn-fe-conv",
     problem=CausalConv1d,
     reference="cudnn_fe.conv.causal_conv1d.reference:causal_conv1d",
@@ -251,6 +252,7 @@ FORWARD = Op(
 
 BACKWARD = Op(
     name="causal_conv1d_backward",
+    reference_on_gpu=True,
     package="cudnn-fe-conv",
     problem=CausalConv1dBackward,
     reference="cudnn_fe.conv.causal_conv1d.reference:causal_conv1d_backward",

@@ -58,5 +58,6 @@ KERNELS = (
         refuse=_refuse,
         specialise=_specialise,
         targets=TARGETS,
+        opt_in=True,
     ),
 )

@@ -127,7 +127,7 @@ def test_prepared_calls_take_any_m_and_nothing_else() -> None:
     with pytest.raises(ValueError, match="act_func"):
         plan.run(**tensors(8), act_func="swiglu")
     with pytest.raises(ValueError, match="prob_tensor"):
-        plan.run(a_tensor=d)
+        plan.run(a_tensor=bf16(3, K))
     with pytest.raises(ValueError, match="kind"):
         prepare_grouped_gemm("other")
     with pytest.raises(NotYetSupportedError, match="kind"):

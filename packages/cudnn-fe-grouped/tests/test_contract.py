@@ -86,7 +86,7 @@ def test_too_many_experts_and_unlike_buffers_are_refused() -> None:
     )
     with pytest.raises(ValueError, match="1 to 1024 experts"):
         grouped_gemm_forward(**many)
-    tensors = {key: torch.from_numpy(value) for key, value in given().items()}
+    tensors: dict[str, Any] = {key: torch.from_numpy(value) for key, value in given().items()}
     with pytest.raises(ValueError, match="d_tensor: got bfloat16"):
         grouped_gemm_forward(**tensors, d_dtype="float32", d_tensor=torch.ones((M, N), dtype=torch.bfloat16))
 
@@ -111,7 +111,7 @@ def test_glu_refuses(changes: dict[str, Any], message: str, kind: type[Exception
 
 def test_block_scaled_operands_are_not_served_yet() -> None:
     a = torch.ones((M, K)).to(torch.float8_e4m3fn)
-    rest = {key: torch.from_numpy(value) for key, value in given().items()}
+    rest: dict[str, Any] = {key: torch.from_numpy(value) for key, value in given().items()}
     with pytest.raises(NotYetSupportedError, match="sfa_tensor"):
         grouped_gemm_glu_forward(**rest | {"a_tensor": a}, sfa_tensor=torch.ones(4))
     with pytest.raises(NotYetSupportedError, match="a_tensor: got float8_e4m3fn"):
@@ -178,9 +178,10 @@ def test_jax_wgrad_does_not_accumulate() -> None:
 def test_workspace_size() -> None:
     assert get_grouped_gemm_wgrad_workspace_size(3) == 1536
     assert get_grouped_gemm_wgrad_workspace_size(3, output_mode="discrete", input_order="tensor_ragged") == 1920
-    for arguments in ({"num_experts": 0}, {"num_experts": 1, "output_mode": "x"}, {"num_experts": 1, "input_order": 1}):
+    refused: Any = ({"num_experts": 0}, {"num_experts": 1, "output_mode": "x"}, {"num_experts": 1, "input_order": 1})
+    for arguments in refused:
         with pytest.raises(ValueError, match=next(reversed(arguments))):
-            get_grouped_gemm_wgrad_workspace_size(**arguments)  # type: ignore[arg-type]
+            get_grouped_gemm_wgrad_workspace_size(**arguments)
 
 
 def test_no_rows_and_no_products() -> None:

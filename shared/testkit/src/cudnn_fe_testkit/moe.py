@@ -62,7 +62,8 @@ def activation(act: str, c: Floats) -> Floats:
     if act == "swiglu":
         return sigmoid(gate) * gate * up
     gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
-    return sigmoid(1.702 * gate) * gate * (up + 1)
+    value: Floats = sigmoid(1.702 * gate) * gate * (up + 1)
+    return value
 
 
 def activation_gradient(act: str, c: Floats, dd: Floats) -> Floats:

@@ -116,16 +116,34 @@ def test_dglu(routing: str, framework: str, act: str) -> None:
     given = [make(data[key]) for key in ("a", "c", "ends", "alpha", "beta", "prob")]
     if framework == "jax":
         out = grouped_gemm_glu_jax_backward(
-            given[0], given[1], given[2], given[3], given[4], prob_tensor=given[5], b_tensor=make(data["b"]), act_func="d" + act, d_dtype="float32",
+            given[0],
+            given[1],
+            given[2],
+            given[3],
+            given[4],
+            prob_tensor=given[5],
+            b_tensor=make(data["b"]),
+            act_func="d" + act,
+            d_dtype="float32",
             generate_dbias=True,
-        )  # fmt: skip
+        )
         dprob = np.asarray(out["dprob_tensor"]) + np.where(data["inside"], 0.5, 0.0)
     else:
         buffer = make(begin.copy())
         out = grouped_gemm_glu_backward(
-            given[0], given[1], None, given[2], given[3], given[4], given[5], buffer, make(data["b"]), act_func="d" + act, d_dtype="float32",
+            given[0],
+            given[1],
+            None,
+            given[2],
+            given[3],
+            given[4],
+            given[5],
+            buffer,
+            make(data["b"]),
+            act_func="d" + act,
+            d_dtype="float32",
             generate_dbias=True,
-        )  # fmt: skip
+        )
         assert out["dprob_tensor"] is buffer
         dprob = np.where(data["inside"], np.asarray(buffer), 0.0)
         assert np.array_equal(np.asarray(buffer)[~data["inside"]], begin[~data["inside"]])  # not written

@@ -254,7 +254,7 @@ class Op:
         """Per backend: ``"run on <chips>"``, ``"compiled"``, or for the reference ``"run everywhere"``."""
         rows = {"reference": "run everywhere"}
         if self.runs_reference_on_gpu:
-            rows["reference"] += "; on GPUs the default, with a warning, until a kernel has run there"
+            rows["reference"] += ", GPUs included"
         for kernel in self.kernels:
             rows[kernel.backend] = f"run on {', '.join(kernel.verified)}" if kernel.verified else "compiled"
         return rows

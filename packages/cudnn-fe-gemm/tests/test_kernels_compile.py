@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
@@ -108,6 +109,13 @@ def test_every_kernel_and_target_is_among_them() -> None:
         for t in k.targets
     }
     assert covered == wanted
+
+
+def test_a_backward_serves_a_named_backend_throughout() -> None:
+    """The derivative of the activation has one kernel for all GPUs, also where the caller names another."""
+    problem = PROBLEMS["dswiglu"][1]
+    assert choose(DSWIGLU, problem, "sm90", on=DEVICES["sm_90a"]).backend == "portable"
+    assert choose(MATMUL, PROBLEMS["matmul bf16"][1], "sm90", on=DEVICES["sm_90a"]).backend == "sm90"
 
 
 def ptx_of(name: str, backend: str, target: str, folder: Path) -> str:

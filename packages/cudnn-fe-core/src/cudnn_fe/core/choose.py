@@ -38,7 +38,8 @@ def choose(op: Op, problem: Problem, backend: str | None = None, *, on: Device |
         op: The op.
         problem: The bound problem.
         backend: ``None`` or ``"auto"`` lets the op decide (``CUDNN_FE_BACKEND`` sets the default); any other name
-            means that backend or an error.
+            means that backend or an error. An internal op, which takes the name from the op that it serves, decides
+            for itself where it has no such backend.
         on: The device, where the problem does not name it (JAX tracers).
 
     Raises:
@@ -47,6 +48,8 @@ def choose(op: Op, problem: Problem, backend: str | None = None, *, on: Device |
     wanted = backend or settings().backend
     if wanted == REFERENCE:
         return Choice(REFERENCE)
+    if not op.public and wanted not in {kernel.backend for kernel in op.kernels}:
+        wanted = "auto"
     where = on or device(problem.device if problem.device.startswith("cuda") else "cpu")
     if wanted == "auto" and (problem.degenerate or where.place == "cpu"):
         return Choice(REFERENCE)

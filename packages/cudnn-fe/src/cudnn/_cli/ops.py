@@ -74,6 +74,9 @@ def ops(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, legacy
     ]
     found = table("Installed ops", ("op, other names, package", "takes", *BACKENDS), rows)
     found.columns[0].no_wrap = True
+    for column in found.columns[1:]:  # break between words, not inside them
+        words = " ".join([str(column.header), *map(str, column.cells)]).split()
+        column.min_width = max(map(len, words))
     output().print(found)
 
 

@@ -162,6 +162,36 @@ class GemmSm90:
         )
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
 
+        tiles = self.schedule(extents)
+        first = cute.arch.block_idx()[2] // self.tile.split_k
+        step = cute.arch.grid_dim()[2] // self.tile.split_k
+        pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
+
+        if warpgroup_index == 0:
+            if cutlass.const_expr(self.consumers == 2):
+                cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
+            if warp == 0:
+                self.load_tiles(ring, tiles, first, step, rank, load_a, load_b, sA, sB)
+        else:
+            if cutlass.const_expr(self.consumers == 2):
+                cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+            consumer = warpgroup_index - 1
+            self.multiply_tiles(ring, tiles, first, step, rank, tiled_mma, sA, sB, stores, sOuts, consumer, alpha)
+
+    @cute.jit
+    def load_tiles(
+        self,
+        ring: Any,
+        tiles: DenseTiles,
+        first: Int32,
+        step: Int32,
+        rank: tuple[Int32, Int32, Int32],
+        load_a: TmaTile,
+        load_b: TmaTile,
+        sA: cute.Tensor,
+        sB: cute.Tensor,
+    ) -> None:
+        """The producer warp: every K tile of every output tile of this CTA."""
         gA = cute.local_tile(load_a.tensor, (self.a_rows, self.k), (None, None, None))
         gB = cute.local_tile(load_b.tensor, (self.tile.n, self.k), (None, None, None))
         tAsA, tAgA = cpasync.tma_partition(
@@ -178,87 +208,93 @@ class GemmSm90:
             cute.group_modes(sB, 0, 2),
             cute.group_modes(gB, 0, 2),
         )
-        tiles = self.schedule(extents)
-        first = cute.arch.block_idx()[2] // self.tile.split_k
-        step = cute.arch.grid_dim()[2] // self.tile.split_k
-        pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
+        cluster_layout = cute.make_layout((1, *self.cluster))
+        coordinates = (0, *rank)
+        a_mask = cpasync.create_tma_multicast_mask(cluster_layout, coordinates, 2)
+        b_mask = cpasync.create_tma_multicast_mask(cluster_layout, coordinates, 1)
+        a_mask = a_mask if self.tile.cluster_n > 1 else None
+        b_mask = b_mask if self.tile.cluster_m > 1 else None
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
+        if cutlass.const_expr(self.tile.early_launch):
+            cute.arch.griddepcontrol_wait()  # the consumers store only what depends on these loads
+        for linear in cutlass.range(first, tiles.total(), step, unroll=1):
+            at = tiles.coordinate(linear, rank)
+            state = mainloop_sm90.produce(
+                ring,
+                state,
+                load_a,
+                load_b,
+                tAgA[None, at.m, None, at.batch],
+                tAsA,
+                tBgB[None, at.n, None, at.batch],
+                tBsB,
+                at.k_first,
+                tiles.k_tiles,
+                a_mask,
+                b_mask,
+            )
+        if cutlass.const_expr(self.tile.early_launch):
+            cute.arch.griddepcontrol_launch_dependents()
+        ring.producer_tail(state)
 
-        if warpgroup_index == 0:
-            if cutlass.const_expr(self.consumers == 2):
-                cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
-            if warp == 0:
-                coordinates = (0, *rank)
-                a_mask = cpasync.create_tma_multicast_mask(cluster_layout, coordinates, 2)
-                b_mask = cpasync.create_tma_multicast_mask(cluster_layout, coordinates, 1)
-                a_mask = a_mask if self.tile.cluster_n > 1 else None
-                b_mask = b_mask if self.tile.cluster_m > 1 else None
-                state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
-                if cutlass.const_expr(self.tile.early_launch):
-                    cute.arch.griddepcontrol_wait()  # the consumers store only what depends on these loads
-                for linear in cutlass.range(first, tiles.total(), step, unroll=1):
-                    at = tiles.coordinate(linear, rank)
-                    state = mainloop_sm90.produce(
-                        ring,
-                        state,
-                        load_a,
-                        load_b,
-                        tAgA[None, at.m, None, at.batch],
-                        tAsA,
-                        tBgB[None, at.n, None, at.batch],
-                        tBsB,
-                        at.k_first,
-                        tiles.k_tiles,
-                        a_mask,
-                        b_mask,
-                    )
-                if cutlass.const_expr(self.tile.early_launch):
-                    cute.arch.griddepcontrol_launch_dependents()
-                ring.producer_tail(state)
-        else:
-            if cutlass.const_expr(self.consumers == 2):
-                cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-            consumer = warpgroup_index - 1
-            turn = consumer if self.tile.ping_pong else Int32(0)
-            turns = self.consumers if self.tile.ping_pong else 1
-            thread_mma = tiled_mma.get_slice((consumer - turn) * WARPGROUP)
-            tCrA = tiled_mma.make_fragment_A(thread_mma.partition_A(sA))
-            tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
-            acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((self.tile.m, self.tile.n)), Float32)
-            state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+    @cute.jit
+    def multiply_tiles(
+        self,
+        ring: Any,
+        tiles: DenseTiles,
+        first: Int32,
+        step: Int32,
+        rank: tuple[Int32, Int32, Int32],
+        tiled_mma: cute.TiledMma,
+        sA: cute.Tensor,
+        sB: cute.Tensor,
+        stores: tuple[TmaTile, ...],
+        sOuts: list[cute.Tensor],
+        consumer: Int32,
+        alpha: Float32,
+    ) -> None:
+        """A consumer warpgroup: its products of every output tile of this CTA, then the epilogue of each."""
+        turn = consumer if self.tile.ping_pong else Int32(0)
+        turns = self.consumers if self.tile.ping_pong else 1
+        thread_mma = tiled_mma.get_slice((consumer - turn) * WARPGROUP)
+        tCrA = tiled_mma.make_fragment_A(thread_mma.partition_A(sA))
+        tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
+        acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((self.tile.m, self.tile.n)), Float32)
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+        if cutlass.const_expr(self.tile.ping_pong):
+            state = mainloop_sm90.skip(state, turn * tiles.k_tiles)
+            if consumer == 1:
+                pipeline.NamedBarrier(TURN_BARRIER, 2 * WARPGROUP).arrive()
+        for linear in cutlass.range(first + turn * step, tiles.total(), step * turns, unroll=1):
+            at = tiles.coordinate(linear, rank)
+            next_turn = None
             if cutlass.const_expr(self.tile.ping_pong):
-                state = mainloop_sm90.skip(state, turn * tiles.k_tiles)
-                if consumer == 1:
-                    pipeline.NamedBarrier(TURN_BARRIER, 2 * WARPGROUP).arrive()
-            for linear in cutlass.range(first + turn * step, tiles.total(), step * turns, unroll=1):
-                at = tiles.coordinate(linear, rank)
-                next_turn = None
-                if cutlass.const_expr(self.tile.ping_pong):
-                    # An mbarrier tells apart neighbouring laps only: waiting for a stage several laps ahead of the
-                    # ring would succeed at once. So nobody waits before the other has seen all stages of its tile.
-                    pipeline.NamedBarrier(TURN_BARRIER + consumer, 2 * WARPGROUP).arrive_and_wait()
-                    next_turn = pipeline.NamedBarrier(TURN_BARRIER + 1 - consumer, 2 * WARPGROUP)
-                multiply = mainloop_sm90.consume_promoted if self.spec.is_fp8 else mainloop_sm90.consume
-                state = multiply(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles, next_turn)
-                if cutlass.const_expr(self.tile.ping_pong):
-                    state = mainloop_sm90.skip(state, tiles.k_tiles)
-                row = at.m * (self.tile.m // 64) + (consumer - turn) % self.tile.warpgroups_m
-                column = at.n * self.tile.warpgroups_n + (consumer - turn) // self.tile.warpgroups_m
-                if cutlass.const_expr(self.tile.split_k == 1):
-                    for index in cutlass.range_constexpr(self.row_blocks * self.blocks):
-                        fragment = cute.make_tensor(acc.iterator + index * self.values, cute.make_layout(self.values))
-                        where = (row + index // self.blocks, column * self.blocks + index % self.blocks, at.batch)
-                        self.store(fragment, stores, sOuts, where, consumer, index % self.slots, alpha)
-                else:
-                    neighbours = self.tile.cluster_m * self.tile.cluster_n
-                    first_peer = rank[0] + rank[1] * self.tile.cluster_m
-                    peers = [first_peer + part * neighbours for part in range(self.tile.split_k)]
-                    sums = split_k.exchange(acc, sA.iterator, consumer, rank[2], self.blocks, peers)
-                    for index in cutlass.range_constexpr(split_k.turns(self.blocks, self.tile.split_k)):
-                        block = rank[2] + index * self.tile.split_k
-                        if block < self.blocks:
-                            where = (row, column * self.blocks + block, at.batch)
-                            self.store(sums[index], stores, sOuts, where, consumer, index % self.slots, alpha)
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+                # An mbarrier tells apart neighbouring laps only: waiting for a stage several laps ahead of the
+                # ring would succeed at once. So nobody waits before the other has seen all stages of its tile.
+                pipeline.NamedBarrier(TURN_BARRIER + consumer, 2 * WARPGROUP).arrive_and_wait()
+                next_turn = pipeline.NamedBarrier(TURN_BARRIER + 1 - consumer, 2 * WARPGROUP)
+            multiply = mainloop_sm90.consume_promoted if self.spec.is_fp8 else mainloop_sm90.consume
+            state = multiply(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles, next_turn)
+            if cutlass.const_expr(self.tile.ping_pong):
+                state = mainloop_sm90.skip(state, tiles.k_tiles)
+            row = at.m * (self.tile.m // 64) + (consumer - turn) % self.tile.warpgroups_m
+            column = at.n * self.tile.warpgroups_n + (consumer - turn) // self.tile.warpgroups_m
+            if cutlass.const_expr(self.tile.split_k == 1):
+                for index in cutlass.range_constexpr(self.row_blocks * self.blocks):
+                    fragment = cute.make_tensor(acc.iterator + index * self.values, cute.make_layout(self.values))
+                    where = (row + index // self.blocks, column * self.blocks + index % self.blocks, at.batch)
+                    self.store(fragment, stores, sOuts, where, consumer, index % self.slots, alpha)
+            else:
+                neighbours = self.tile.cluster_m * self.tile.cluster_n
+                first_peer = rank[0] + rank[1] * self.tile.cluster_m
+                peers = [first_peer + part * neighbours for part in range(self.tile.split_k)]
+                sums = split_k.exchange(acc, sA.iterator, consumer, rank[2], self.blocks, peers)
+                for index in cutlass.range_constexpr(split_k.turns(self.blocks, self.tile.split_k)):
+                    block = rank[2] + index * self.tile.split_k
+                    if block < self.blocks:
+                        where = (row, column * self.blocks + block, at.batch)
+                        self.store(sums[index], stores, sOuts, where, consumer, index % self.slots, alpha)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def store(

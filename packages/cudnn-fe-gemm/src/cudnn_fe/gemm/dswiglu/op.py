@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.dtypes import DType, dtype
@@ -83,12 +83,12 @@ class Dswiglu(Problem):
         """None worth counting: the op is bound by memory."""
         return 0
 
-    def batched(self, size: int) -> Dswiglu | None:
+    def batched(self, size: int) -> Self | None:
         """``size`` calls with L = 1 are one call with L = ``size``."""
         if self.ab12.shape[2] != 1:
             return None
         upstream = None if self.upstream is None else stack_calls(self.upstream, size)
-        return Dswiglu(stack_calls(self.ab12, size), stack_calls(self.dc, size), upstream, self.dtype)
+        return replace(self, ab12=stack_calls(self.ab12, size), dc=stack_calls(self.dc, size), upstream=upstream)
 
 
 DSWIGLU = Op(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError
-from cudnn_fe.core.op import Op, Problem, TensorRule
+from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.gemm.kernels import gemm_kernels
-from cudnn_fe.gemm.operands import OPERAND_LAYOUT, major_of, matrix_output, require_matrices, stack_calls
+from cudnn_fe.gemm.operands import OPERAND_LAYOUT, major_of, matrix_output, require_matrices
+from cudnn_fe.gemm.problem import GemmProblem
 
 __all__ = ["MATMUL", "Matmul"]
 
@@ -19,13 +20,9 @@ RESULTS = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Matmul(Problem):
+class Matmul(GemmProblem):
     """One call: ``D = alpha * A @ B^T``."""
 
-    operands: ClassVar[tuple[str, ...]] = ("a", "b")
-
-    a: TensorSpec
-    b: TensorSpec
     d_major: Literal["m", "n"]
     d_dtype: DType
 
@@ -42,11 +39,6 @@ class Matmul(Problem):
         return cls(a, b, major_of(options["d_major"], "d_major"), result)
 
     @property
-    def extents(self) -> tuple[int, int, int, int]:
-        """(M, N, K, L)."""
-        return (self.a.shape[0], self.b.shape[0], self.a.shape[1], self.a.shape[2])
-
-    @property
     def out_major(self) -> Literal["m", "n"]:
         """Contiguous dim of the results."""
         return self.d_major
@@ -56,23 +48,6 @@ class Matmul(Problem):
         """D (M, N, L)."""
         m, n, _, batch = self.extents
         return (matrix_output("d_tensor", m, n, batch, major=self.d_major, dtype=self.d_dtype, device=self.device),)
-
-    @property
-    def degenerate(self) -> bool:
-        """No products to sum, or nothing to write."""
-        return 0 in self.extents
-
-    @property
-    def flops(self) -> int:
-        """2 M N K L."""
-        m, n, k, batch = self.extents
-        return 2 * m * n * k * batch
-
-    def batched(self, size: int) -> Matmul | None:
-        """``size`` calls with L = 1 are one call with L = ``size``."""
-        if self.a.shape[2] != 1:
-            return None
-        return Matmul(stack_calls(self.a, size), stack_calls(self.b, size), self.d_major, self.d_dtype)
 
 
 MATMUL = Op(

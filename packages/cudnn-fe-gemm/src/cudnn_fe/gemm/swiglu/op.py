@@ -7,11 +7,12 @@ from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, ShapeError
-from cudnn_fe.core.op import Op, Problem, TensorRule
+from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.gemm.hints import check_tile_hints
 from cudnn_fe.gemm.kernels import gemm_kernels
-from cudnn_fe.gemm.operands import OPERAND_LAYOUT, major_of, matrix_output, require_matrices, stack_calls
+from cudnn_fe.gemm.operands import OPERAND_LAYOUT, major_of, matrix_output, require_matrices
+from cudnn_fe.gemm.problem import GemmProblem
 
 __all__ = ["BLOCK", "FORWARD", "GemmSwiglu"]
 
@@ -27,14 +28,11 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class GemmSwiglu(Problem):
+class GemmSwiglu(GemmProblem):
     """One call: ``AB12 = alpha * A @ B^T`` and ``C = value * silu(gate)`` over alternating 32-column blocks of it."""
 
-    operands: ClassVar[tuple[str, ...]] = ("a", "b")
     output_count: ClassVar[int] = 2
 
-    a: TensorSpec
-    b: TensorSpec
     c_major: Literal["m", "n"]
     ab12_dtype: DType
     c_dtype: DType
@@ -76,11 +74,6 @@ class GemmSwiglu(Problem):
         return cls(a, b, major_of(options["c_major"], "c_major"), ab12, c)
 
     @property
-    def extents(self) -> tuple[int, int, int, int]:
-        """(M, N, K, L)."""
-        return (self.a.shape[0], self.b.shape[0], self.a.shape[1], self.a.shape[2])
-
-    @property
     def out_major(self) -> Literal["m", "n"]:
         """Contiguous dim of the results."""
         return self.c_major
@@ -92,25 +85,6 @@ class GemmSwiglu(Problem):
         return (
             matrix_output("ab12_tensor", m, n, batch, major=self.c_major, dtype=self.ab12_dtype, device=self.device),
             matrix_output("c_tensor", m, n // 2, batch, major=self.c_major, dtype=self.c_dtype, device=self.device),
-        )
-
-    @property
-    def degenerate(self) -> bool:
-        """No products to sum, or nothing to write."""
-        return 0 in self.extents
-
-    @property
-    def flops(self) -> int:
-        """2 M N K L; the activation is not counted."""
-        m, n, k, batch = self.extents
-        return 2 * m * n * k * batch
-
-    def batched(self, size: int) -> GemmSwiglu | None:
-        """``size`` calls with L = 1 are one call with L = ``size``."""
-        if self.a.shape[2] != 1:
-            return None
-        return GemmSwiglu(
-            stack_calls(self.a, size), stack_calls(self.b, size), self.c_major, self.ab12_dtype, self.c_dtype
         )
 
 

@@ -16,6 +16,7 @@ from cudnn_fe.core.block_scale.formats import (
     block_format,
 )
 from cudnn_fe.core.block_scale.layouts import atom_view, physical_view, scale_shape, swizzle_scales, unswizzle_scales
+from cudnn_fe.core.block_scale.nvfp4 import nvfp4_block_scale_dequantize, nvfp4_block_scale_quantize
 from cudnn_fe.core.block_scale.quantize import BlockScaled, Recipe, quantize, quantize_rows_and_columns
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "block_format",
     "dequantize",
     "join_expert_columns",
+    "nvfp4_block_scale_dequantize",
+    "nvfp4_block_scale_quantize",
     "physical_view",
     "quantize",
     "quantize_rows_and_columns",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cudnn_fe.core.device import Device, device
 from cudnn_fe.core.errors import BackendError
+from cudnn_fe.core.experimental import warn_reference_on_gpu
 from cudnn_fe.core.op import Kernel, Op, Problem
 from cudnn_fe.core.settings import settings
 from cudnn_fe.core.toolchain import missing_toolchain
@@ -52,6 +53,9 @@ def choose(op: Op, problem: Problem, backend: str | None = None, *, on: Device |
         wanted = "auto"
     where = on or device(problem.device if problem.device.startswith("cuda") else "cpu")
     if wanted == "auto" and (problem.degenerate or where.place == "cpu"):
+        return Choice(REFERENCE)
+    if wanted == "auto" and op.runs_reference_on_gpu:
+        warn_reference_on_gpu(op.name)
         return Choice(REFERENCE)
     reasons = []
     for kernel in op.kernels:

@@ -30,7 +30,7 @@ class OpClass:
     """
 
     op: ClassVar[Op]
-    _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]]]
+    _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]]
 
     if TYPE_CHECKING:  # the subclasses' signatures are made at run time
 
@@ -40,7 +40,7 @@ class OpClass:
         announce_experimental(type(self).__name__)
         self._arguments: Mapping[str, Any] | None = arguments
         self._problem: Problem | None = None
-        self._outputs: tuple[TensorSpec, ...] = ()
+        self._outputs: tuple[TensorSpec | None, ...] = ()
         self._scalars: tuple[float, ...] = ()
         self._run: Launch | None = None
 
@@ -59,7 +59,8 @@ class OpClass:
             problem, outputs, scalars = type(self)._bind(self._arguments)
             if problem.device == "meta":  # metadata alone: the tensors will be where kernels run
                 place = "cuda:0" if cuda_device_count() else "cpu"
-                problem, outputs = problem.placed(place), tuple(replace(spec, device=place) for spec in outputs)
+                moved = (spec and replace(spec, device=place) for spec in outputs)
+                problem, outputs = problem.placed(place), tuple(moved)
             choose(self.op, problem)
             self._problem, self._outputs, self._scalars = problem, outputs, scalars
         return True
@@ -73,14 +74,15 @@ class OpClass:
             self.check_support()
         assert self._problem is not None
         specs = [spec for spec in (*self._problem.inputs, *self._outputs) if spec is not None]
+        wanted = tuple(spec is not None for spec in self._outputs)
         if self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
             function = None
             if choice.kernel is not None:
                 function = compiled(choice.kernel.module, choice.spec, device(self._problem.device).arch)
-            self._run = _cuda_launch(self.op, self._problem, function, specs)
+            self._run = _cuda_launch(self.op, self._problem, function, specs, wanted)
         else:
-            self._run = _reference_launch(self.op, self._problem, specs)
+            self._run = _reference_launch(self.op, self._problem, specs, wanted)
         self._arguments = None
 
     def _require_compiled(self) -> Launch:
@@ -130,10 +132,10 @@ def _check_overlap(tensors: tuple[Any, ...], specs: list[TensorSpec], input_coun
 
 
 def _present(inputs: tuple[Any, ...], specs: list[TensorSpec], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The tensors of a call, one for each spec; absent inputs are left out."""
+    """The tensors of a call, one for each spec; absent inputs and outputs are left out."""
     tensors = inputs + outputs
     if len(tensors) != len(specs):
-        tensors = tuple([tensor for tensor in inputs if tensor is not None]) + outputs
+        tensors = tuple([tensor for tensor in tensors if tensor is not None])
     if len(tensors) != len(specs):
         raise ShapeError(
             "execute",
@@ -144,7 +146,9 @@ def _present(inputs: tuple[Any, ...], specs: list[TensorSpec], outputs: tuple[An
     return tensors
 
 
-def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec]) -> Launch:
+def _cuda_launch(
+    op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec], wanted: tuple[bool, ...]
+) -> Launch:
     """Launch on torch tensors, or on anything else with DLPack, after cheap checks against the samples."""
     import torch  # TVM-FFI takes its stream from torch
 
@@ -169,7 +173,7 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
 
     def start(tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> None:
         if function is None:
-            _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars)
+            _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars, wanted)
         elif torch.cuda.current_device() == index:
             function(*tensors, *scalars)
         else:
@@ -194,30 +198,43 @@ def _cuda_launch(op: Op, problem: Problem, function: Launch | None, specs: list[
     return launch
 
 
-def _operands(problem: Problem, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The inputs with None where an optional operand is absent."""
+def _results(
+    op: Op, problem: Problem, xp: Any, inputs: Any, scalars: tuple[float, ...], wanted: tuple[bool, ...]
+) -> list[Any]:
+    """What the definition gives for the buffers that are there; absent optional operands are None to it."""
     given = iter(inputs)
-    return tuple(None if spec is None else next(given) for spec in problem.inputs)
+    operands = (None if spec is None else next(given) for spec in problem.inputs)
+    results = op.run_reference(problem, xp, *operands, *scalars)
+    return [result for result, there in zip(results, wanted, strict=True) if there]
 
 
-def _torch_reference(op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...]) -> None:
+def _folded(op: Op, xp: Any, outputs: Any, results: list[Any], wanted: tuple[bool, ...]) -> list[Any]:
+    """What goes into the buffers: the results, or their sum with or maximum over what is there."""
+    kinds = [op.problem.accumulates.get(position) for position, there in enumerate(wanted) if there]
+    fold = {"sum": lambda before, now: before + now, "maximum": xp.maximum, None: lambda before, now: now}
+    return [fold[kind](before, now) for kind, before, now in zip(kinds, outputs, results, strict=True)]
+
+
+def _torch_reference(
+    op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...], wanted: tuple[bool, ...]
+) -> None:
     import array_api_compat.torch as xp
     import torch
 
     with torch.no_grad():
-        for output, result in zip(
-            outputs, op.run_reference(problem, xp, *_operands(problem, inputs), *scalars), strict=True
-        ):
+        results = _results(op, problem, xp, inputs, scalars, wanted)
+        for output, result in zip(outputs, _folded(op, xp, outputs, results, wanted), strict=True):
             output.copy_(result)
 
 
-def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Launch:
+def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec], wanted: tuple[bool, ...]) -> Launch:
     """Run the reference into CPU buffers."""
+    input_count = len([spec for spec in problem.inputs if spec is not None])
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         del stream  # a CPU has none
         tensors = _present(inputs, specs, outputs)
-        inputs = tensors[: len(tensors) - len(outputs)]
+        inputs, outputs = tensors[:input_count], tensors[input_count:]
         framework = common_framework([spec.name for spec in specs], tensors)
         if framework == "jax":
             raise FrameworkError(
@@ -229,17 +246,16 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec]) -> Laun
         for tensor, spec in zip(tensors, specs, strict=True):
             if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
                 raise _mismatch(tensor, spec)
-        _check_overlap(tensors, specs, len(inputs))
+        _check_overlap(tensors, specs, input_count)
         if framework == "torch":
-            _torch_reference(op, problem, inputs, outputs, scalars)
+            _torch_reference(op, problem, inputs, outputs, scalars, wanted)
             return
         import array_api_compat.numpy as xp
         import numpy as np
 
         with np.errstate(all="ignore"):
-            for output, result in zip(
-                outputs, op.run_reference(problem, xp, *_operands(problem, inputs), *scalars), strict=True
-            ):
+            results = _results(op, problem, xp, inputs, scalars, wanted)
+            for output, result in zip(outputs, _folded(op, xp, outputs, results, wanted), strict=True):
                 np.copyto(output, result)
 
     return launch

@@ -142,7 +142,7 @@ def _lowered(op: Op, problem: Problem, scalars: tuple[float, ...], backend: str 
         return _by_platform(arrays, refusal(error, problem.outputs), reference)
     if choice.kernel is not None:
         return _by_platform(arrays, partial(_kernel, op, problem, choice, scalars), reference)
-    if backend is not None or problem.degenerate:
+    if backend is not None or problem.degenerate or op.runs_reference_on_gpu:
         return reference(*arrays)
     no_target = BackendError(
         op.name,

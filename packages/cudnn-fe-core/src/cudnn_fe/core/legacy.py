@@ -18,7 +18,7 @@ from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = ["LegacyClass", "LegacyFunction", "make_class", "make_function"]
 
-Bind = Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]]
+Bind = Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class LegacyClass:
         parameters: The constructor's signature text, without ``self``.
         execute: The signature text of ``execute``, without ``self``.
         inputs: Its parameters that are kernel inputs, in order.
-        outputs: Its parameters that are kernel outputs, in order.
-        scalars: Its parameters that are numbers; None there means the constructor's value.
+        outputs: Its parameters that are kernel outputs, in order; those whose sample was None are not written.
+        scalars: Its parameters that are numbers; None there means the constructor's value. Empty: the constructor's.
         absent: Its parameters that must be None in the modes served.
         bind: From the constructor's arguments to the problem, the outputs' specs and the scalars.
     """
@@ -106,13 +106,14 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
         return "(" + "".join(f"{name}, " for name in names) + ")"
 
     scalars = [f"self._scalars[{i}] if {name} is None else {name}" for i, name in enumerate(row.scalars)]
+    numbers = tuple_of(scalars) if scalars else "self._scalars"
     stream = next(name for name in ("current_stream", "stream") if name in _names(row.execute))
     lines = [f"def execute(self, {row.execute}):"]
     if row.absent:
         lines.append(f"    if not ({' is '.join((*row.absent, 'None'))}):")
         lines.append(f"        _refuse({{{', '.join(f'{name!r}: {name}' for name in row.absent)}}})")
     lines.append("    run = self._run or self._require_compiled()")
-    lines.append(f"    run({tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {tuple_of(scalars)}, {stream})")
+    lines.append(f"    run({tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {numbers}, {stream})")
     init.__qualname__ = f"{row.name}.__init__"
     execute = _define(
         "execute",

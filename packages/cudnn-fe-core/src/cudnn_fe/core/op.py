@@ -6,7 +6,8 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.errors import OptionError
@@ -45,6 +46,8 @@ class Problem(ABC):
     operands: ClassVar[tuple[str, ...]]  # names of the input fields, in the order of kernels and references
     optional: ClassVar[frozenset[str]] = frozenset()  # those that may be None
     output_count: ClassVar[int] = 1
+    # Outputs, by position, that the class API folds into what their buffers hold instead of overwriting it.
+    accumulates: ClassVar[Mapping[int, Literal["sum", "maximum"]]] = MappingProxyType({})
 
     @classmethod
     @abstractmethod
@@ -156,6 +159,7 @@ class Op:
         jax_name: Public name of the JAX entry, where there is one.
         gradient: ``"module:attribute"`` of its derivative rule, where there is one.
         public: Whether it is exported, or only serves others.
+        reference_on_gpu: While the op has no kernels, its reference runs on GPUs too, with one warning.
     """
 
     name: str
@@ -175,6 +179,7 @@ class Op:
     jax_name: str | None = None
     gradient: str | None = None
     public: bool = True
+    reference_on_gpu: bool = False
     _reference: list[Callable[..., Any]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -195,6 +200,11 @@ class Op:
         """Validate a call; see `Problem.bind`."""
         return self.problem.bind(*operands, **options)
 
+    @property
+    def runs_reference_on_gpu(self) -> bool:
+        """Whether a GPU runs the definition unless another backend is named."""
+        return self.reference_on_gpu and not self.kernels
+
     def run_reference(self, problem: Problem, xp: Any, *arguments: Any) -> tuple[Any, ...]:
         """Evaluate the definition with array namespace ``xp``."""
         if not self._reference:
@@ -204,6 +214,8 @@ class Op:
     def support(self) -> Mapping[str, str]:
         """Per backend: ``"run on <chips>"``, ``"compiled"``, or for the reference ``"run everywhere"``."""
         rows = {"reference": "run everywhere"}
+        if self.runs_reference_on_gpu:
+            rows["reference"] += "; on GPUs the default, with a warning, until there are kernels"
         for kernel in self.kernels:
             rows[kernel.backend] = f"run on {', '.join(kernel.verified)}" if kernel.verified else "compiled"
         return rows

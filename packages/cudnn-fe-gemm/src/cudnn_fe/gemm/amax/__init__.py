@@ -110,6 +110,8 @@ def gemm_amax_jax_forward(
     names = ("a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor")
     given = (a_tensor, b_tensor, sfa_tensor, sfb_tensor)
     operands = [as_jax(name, x) for name, x in zip(names, given, strict=True)]
-    options = (c_dtype, acc_dtype, mma_tiler_mn, cluster_shape_mn, sf_vec_size)
-    out = gemm_amax_forward(*operands, "n", *options, backend=backend)
+    a, b, sfa, sfb = operands
+    out = gemm_amax_forward(
+        a, b, sfa, sfb, "n", c_dtype, acc_dtype, mma_tiler_mn, cluster_shape_mn, sf_vec_size, backend=backend
+    )
     return out[0], out[1]

@@ -148,6 +148,23 @@ def gemm_srelu_jax_backward(
     names = ("a_tensor", "b_tensor", "c_tensor", "sfa_tensor", "sfb_tensor", "prob_tensor")
     given = (a_tensor, b_tensor, c_tensor, sfa_tensor, sfb_tensor, prob_tensor)
     operands = [as_jax(name, x) for name, x in zip(names, given, strict=True)]
-    options = (alpha, "n", d_dtype, acc_dtype, mma_tiler_mn, cluster_shape_mn, None, sf_vec_size, vector_f32)
-    out = gemm_srelu_backward(*operands, *options, backend=backend)
+    a, b, c, sfa, sfb, prob = operands
+    out = gemm_srelu_backward(
+        a,
+        b,
+        c,
+        sfa,
+        sfb,
+        prob,
+        alpha,
+        "n",
+        d_dtype,
+        acc_dtype,
+        mma_tiler_mn,
+        cluster_shape_mn,
+        None,
+        sf_vec_size,
+        vector_f32,
+        backend=backend,
+    )
     return out[0], out[1]

@@ -147,8 +147,25 @@ def gemm_srelu_jax_forward(
     names = ("a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor", "prob_tensor")
     given = (a_tensor, b_tensor, sfa_tensor, sfb_tensor, prob_tensor)
     operands = [as_jax(name, x) for name, x in zip(names, given, strict=True)]
-    options = (alpha, "n", c_dtype, d_dtype, acc_dtype, mma_tiler_mn, cluster_shape_mn, None, sf_vec_size, vector_f32)
-    out = gemm_srelu_forward(*operands, *options, backend=backend)
+    a, b, sfa, sfb, prob = operands
+    out = gemm_srelu_forward(
+        a,
+        b,
+        sfa,
+        sfb,
+        prob,
+        alpha,
+        "n",
+        c_dtype,
+        d_dtype,
+        acc_dtype,
+        mma_tiler_mn,
+        cluster_shape_mn,
+        None,
+        sf_vec_size,
+        vector_f32,
+        backend=backend,
+    )
     return out[0], out[1]
 
 

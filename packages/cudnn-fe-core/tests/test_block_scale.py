@@ -47,7 +47,7 @@ def floats(digits: str) -> np.ndarray[Any, Any]:
 
 @pytest.fixture(scope="module")
 def conformance() -> dict[str, Any]:
-    return json.loads(exact.CONFORMANCE.read_text())  # type: ignore[no-any-return]
+    return json.loads(exact.CONFORMANCE.read_text())
 
 
 def test_the_conformance_file_is_what_exact_arithmetic_gives(conformance: dict[str, Any]) -> None:
@@ -56,7 +56,8 @@ def test_the_conformance_file_is_what_exact_arithmetic_gives(conformance: dict[s
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", "jax.jit"])
 def test_conformance(conformance: dict[str, Any], kind: str) -> None:
-    framework = {"numpy": np.asarray, "torch": torch.asarray}.get(kind, jnp.asarray)
+    wrappers: dict[str, Framework] = {"numpy": np.asarray, "torch": torch.asarray}
+    framework = wrappers.get(kind, jnp.asarray)
     programs: dict[Any, tuple[Any, Any]] = {}
     for key, group in groupby(conformance["cases"], lambda case: (case["format"], case["recipe"], case["norm"])):
         rows = list(group)
@@ -68,7 +69,7 @@ def test_conformance(conformance: dict[str, Any], kind: str) -> None:
         if kind == "jax.jit":
             forward, backward = programs.setdefault((name, recipe), (jax.jit(forward), jax.jit(backward)))
         factors = (None, 1.0) if recipe == "power_of_two" else (norm, exact.reciprocal(norm))
-        wrapped = [f if f is None else framework(np.float32([f])) for f in factors]
+        wrapped = [f if f is None else framework(np.asarray([f], np.float32)) for f in factors]
         got = forward(framework(np.stack([floats(labels[row["input"]]) for row in rows])), norm=wrapped[0])
         values = np.asarray(backward(got.codes, got.scales, factor=wrapped[1])).view(np.uint32)
         for i, row in enumerate(rows):

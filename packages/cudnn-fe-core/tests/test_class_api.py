@@ -226,7 +226,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     problem = TOY.bind(specs[0], None, y_dtype="float32")
     monkeypatch.setattr(Problem, "device", "cuda:-1")  # the index that CPU tensors give
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
-    run = class_api._cuda_launch(TOY, problem, lambda *arguments: seen.append(arguments), specs)
+    run = class_api._cuda_launch(TOY, problem, lambda *arguments: seen.append(arguments), specs, (True,))
     return SimpleNamespace(run=run, seen=seen, x=x, y=y)
 
 

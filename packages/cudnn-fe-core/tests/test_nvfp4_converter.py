@@ -58,7 +58,7 @@ def test_bytes(source: np.ndarray[Any, Any], convert: Callable[[Any], Any]) -> N
             assert scales.ravel()[offset] == scale
             pairs = [low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)]
             assert packed[0, row, 8 * block : 8 * block + 8].tolist() == pairs
-            wanted = np.float32(exact.dequantize_block(scale, codes, "nvfp4", float(DECODE[0, 0, 0])))
+            wanted = np.asarray(exact.dequantize_block(scale, codes, "nvfp4", float(DECODE[0, 0, 0])), np.float32)
             got = values[0, row, 16 * block : 16 * block + 16].view(ml_dtypes.bfloat16).astype(np.float32)
             assert np.array_equal(got, wanted.astype(ml_dtypes.bfloat16).astype(np.float32), equal_nan=True)
 
@@ -83,4 +83,4 @@ def test_refusals(source: np.ndarray[Any, Any]) -> None:
         nvfp4_block_scale_quantize(source, np.ones(1, np.float32))
     out = nvfp4_block_scale_quantize(source, ENCODE)
     with pytest.raises(DTypeError, match="decode_scale: got float64"):
-        nvfp4_block_scale_dequantize(*out, np.ones((1, 1, 1)))
+        nvfp4_block_scale_dequantize(out[0], out[1], np.ones((1, 1, 1)))

@@ -125,7 +125,8 @@ def op_page(op: Op) -> Iterator[str]:
 
 
 def _arguments_section(op: Op) -> Iterator[str]:
-    targets = [family.exports[op.name] for family in families() if op.name in family.exports]
+    exported = [(name.rpartition(".")[2], target) for family in families() for name, target in family.exports.items()]
+    targets = [target for name, target in exported if name == op.name]
     for target in targets:
         function = resolve(target)
         defaults = {

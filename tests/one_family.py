@@ -2,6 +2,7 @@
 
 python tests/one_family.py gemm            # through cudnn_fe.gemm
 python tests/one_family.py cudnn           # through the unified namespace
+python tests/one_family.py conv            # through cudnn_fe.conv
 python tests/one_family.py gemm --bare     # and insists that no framework or kernel compiler is installed
 """
 
@@ -11,6 +12,7 @@ import argparse
 import importlib
 import importlib.util
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -22,14 +24,21 @@ SUBNORMAL_HALF_ULP = 2.0**-25
 def main() -> None:
     """Runs the check; raises on the first thing that is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("module", choices=("gemm", "cudnn"))
+    parser.add_argument("module", choices=("gemm", "conv", "cudnn"))
     parser.add_argument("--bare", action="store_true")
     chosen = parser.parse_args()
     if chosen.bare:
         installed = [name for name in HEAVY if importlib.util.find_spec(name) is not None]
         assert not installed, f"installed, so nothing is shown by this run: {installed}"
-    module = importlib.import_module("cudnn" if chosen.module == "cudnn" else "cudnn_fe.gemm")
+    module = importlib.import_module("cudnn" if chosen.module == "cudnn" else f"cudnn_fe.{chosen.module}")
+    name, count = check_conv(module) if chosen.module == "conv" else check_gemm(module)
+    imported = [name for name in HEAVY if name in sys.modules]
+    assert not imported, f"a NumPy call imported {imported}"
+    print(f"{module.__name__}.{name}: {count} values checked")
 
+
+def check_gemm(module: Any) -> tuple[str, int]:
+    """GEMM + SwiGLU; returns the op's name and how many values were checked."""
     m, n, k = 5, 128, 48
     # Quarters of small integers: every product and sum is exact in float32, in whatever order it is taken.
     random = np.random.default_rng(0)
@@ -51,10 +60,25 @@ def main() -> None:
     # One rounding to float16, and float32's own error on the way to it.
     bound = HALF_ULP * (1 + 2.0**-8) * np.abs(activation) + SUBNORMAL_HALF_ULP
     assert np.all(np.abs(c.astype(np.float64) - activation) <= bound)
+    return "gemm_swiglu_forward", ab12.size + c.size
 
-    imported = [name for name in HEAVY if name in sys.modules]
-    assert not imported, f"a NumPy call imported {imported}"
-    print(f"{module.__name__}.gemm_swiglu_forward: {ab12.size + c.size} values checked")
+
+def check_conv(module: Any) -> tuple[str, int]:
+    """The causal convolution and one decoding step."""
+    # Quarters of small integers: every product and sum is exact in float32.
+    random = np.random.default_rng(0)
+    x = random.integers(-4, 5, (2, 6, 10)).astype(np.float32) / 4
+    weight = random.integers(-4, 5, (6, 4)).astype(np.float32) / 4
+    padded = np.concatenate([np.zeros((2, 6, 3)), x], axis=2)
+    wanted = sum(weight[:, tap, None] * padded[:, :, tap : tap + 10] for tap in range(4))
+
+    y, states = module.causal_conv1d(x[..., :9], weight, return_final_states=True)
+    assert np.array_equal(y, wanted[..., :9])
+    assert np.array_equal(states, x[..., 6:9])
+    following = module.causal_conv1d_update(x[..., 9], states, weight)
+    assert np.array_equal(following, wanted[..., 9])
+    assert np.array_equal(states, x[..., 7:])
+    return "causal_conv1d", y.size + following.size + states.size
 
 
 if __name__ == "__main__":

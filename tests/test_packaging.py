@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-PUBLISHED = ("cudnn-fe-core", "cudnn-fe-gemm", "cudnn-fe")
+PUBLISHED = ("cudnn-fe-core", "cudnn-fe-gemm", "cudnn-fe-conv", "cudnn-fe")
 # Required where wheels exist, and nowhere needed by a call that runs the reference.
 KERNEL_COMPILER = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 
@@ -52,19 +52,28 @@ def requirements(wheel: Path) -> list[Requirement]:
     return [need for need in needs if need.marker is None or "extra" not in str(need.marker)]
 
 
-@pytest.fixture(scope="module")
-def python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a fresh environment with core and gemm, what they declare, and no kernel compiler."""
-    folder = tmp_path_factory.mktemp("one-family") / "venv"
+def environment(wheels: dict[str, Path], folder: Path, family: str) -> Path:
+    """The interpreter of a fresh environment with core and one family, what they declare, and no kernel compiler."""
     run("uv", "venv", "--quiet", "--python", sys.executable, folder)
     interpreter = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    declared = {need.name for name in PUBLISHED[:2] for need in requirements(wheels[name])}
+    chosen = ("cudnn-fe-core", family)
+    declared = {need.name for name in chosen for need in requirements(wheels[name])}
     outside = sorted(declared - set(PUBLISHED) - set(KERNEL_COMPILER))
     pinned = [f"{name}=={version(name)}" for name in outside]
     run("uv", "pip", "install", "--quiet", "--python", interpreter, *pinned)
-    family = [wheels[name] for name in PUBLISHED[:2]]
-    run("uv", "pip", "install", "--quiet", "--no-deps", "--python", interpreter, *family)
+    run("uv", "pip", "install", "--quiet", "--no-deps", "--python", interpreter, *[wheels[name] for name in chosen])
     return interpreter
+
+
+@pytest.fixture(scope="module")
+def python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the GEMMs alone."""
+    return environment(wheels, tmp_path_factory.mktemp("one-family") / "venv", "cudnn-fe-gemm")
+
+
+def test_conv_alone_computes_on_numpy(wheels: dict[str, Path], tmp_path: Path) -> None:
+    interpreter = environment(wheels, tmp_path / "venv", "cudnn-fe-conv")
+    assert "156 values checked" in run(interpreter, "-I", "tests/one_family.py", "conv", "--bare")
 
 
 def test_gemm_alone_computes_on_numpy(python: Path) -> None:

@@ -86,9 +86,9 @@ def test_scalars_are_numbers_known_on_the_host(framework: Any) -> None:
     x = convert(normal((2, 3)), framework)
     for alpha in (2, np.float32(2), np.int64(2), True):
         assert rel_rms(toy(x, alpha=alpha), float(alpha) * normal((2, 3))) == 0.0
-    for alpha in (torch.tensor(2.0), jnp.asarray(2.0), np.asarray([2.0]), "2", None, 2j):
+    for other in (torch.tensor(2.0), jnp.asarray(2.0), np.asarray([2.0]), "2", None, 2j):
         with pytest.raises(OptionError, match=r"^alpha: got .*, wanted a number that is known on the host"):
-            toy(x, alpha=alpha)
+            toy(x, alpha=other)
 
 
 def test_what_cannot_serve_is_refused_by_name() -> None:

@@ -60,7 +60,7 @@ def pair(framework: str) -> tuple[Any, Any]:
 
 
 def made(*samples: Any, **options: Any) -> Any:
-    op = ToySm100(*samples, **options)  # type: ignore[call-arg]
+    op = ToySm100(*samples, **options)
     op.compile()
     return op
 
@@ -71,7 +71,7 @@ def made(*samples: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_lifecycle(framework: str) -> None:
     x, y = pair(framework)
-    op: Any = ToySm100(x, y, alpha=3.0)  # type: ignore[call-arg]
+    op: Any = ToySm100(x, y, alpha=3.0)
     assert op.check_support() is True
     op.compile()
     op.compile()
@@ -86,7 +86,7 @@ def test_lifecycle(framework: str) -> None:
 def test_calling_compiles_when_needed_and_compile_checks_support(caplog: pytest.LogCaptureFixture) -> None:
     x, y = pair("torch")
     with caplog.at_level(logging.INFO, "ToySm100"):
-        ToySm100(x, y)(x, y)  # type: ignore[call-arg]
+        ToySm100(x, y)(x, y)
     assert torch.equal(x, y)
     assert "check_support was not called" in caplog.text
 
@@ -94,11 +94,11 @@ def test_calling_compiles_when_needed_and_compile_checks_support(caplog: pytest.
 def test_execute_before_compile_names_the_remedy() -> None:
     x, y = pair("torch")
     with pytest.raises(NotCompiledError, match=r"^ToySm100: got execute before compile, .*call ToySm100.compile\(\)"):
-        ToySm100(x, y).execute(x, y)  # type: ignore[call-arg]
+        ToySm100(x, y).execute(x, y)
 
 
 def test_bad_samples_are_refused_by_check_support_not_by_the_constructor() -> None:
-    op = ToySm100(torch.zeros(4, 8), torch.zeros(4, 9))  # type: ignore[call-arg]
+    op = ToySm100(torch.zeros(4, 8), torch.zeros(4, 9))
     for step in (op.check_support, op.compile):
         with pytest.raises(ShapeError, match=r"^y_tensor: got \(4, 9\), wanted \(4, 8\)"):
             step()
@@ -108,7 +108,7 @@ def test_the_experimental_notice_comes_once_per_class(caplog: pytest.LogCaptureF
     _reset_for_tests()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            ToySm100(*pair("numpy"))  # type: ignore[call-arg]
+            ToySm100(*pair("numpy"))
     assert [record.name for record in caplog.records] == ["ToySm100"]
 
 
@@ -140,7 +140,7 @@ def test_samples_are_let_go_after_compile() -> None:
 def test_samples_on_a_gpu_that_is_not_there_are_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = TensorSpec((4, 8), (8, 1), dtype("float32"), "cuda:63")
     with pytest.raises(MissingDeviceError, match=r"^device: got cuda:63, wanted cpu or one of"):
-        ToySm100(sample, sample).check_support()  # type: ignore[call-arg]
+        ToySm100(sample, sample).check_support()
 
 
 # Execute
@@ -277,7 +277,7 @@ def test_meta_samples_stand_for_the_first_gpu_where_there_is_one(monkeypatch: py
     monkeypatch.setattr(class_api, "cuda_device_count", lambda: 1)
     monkeypatch.setattr("cudnn_fe.core.choose.device", lambda place: Device(place, (9, 0), 132, "chip"))
     sample = torch.zeros(4, 8, device="meta")
-    op: Any = ToySm100(sample, sample)  # type: ignore[call-arg]
+    op: Any = ToySm100(sample, sample)
     assert op.check_support() is True
     assert (op._problem.device, op._outputs[0].device) == ("cuda:0", "cuda:0")
 
@@ -295,7 +295,7 @@ def test_generated_signatures_are_those_of_the_table() -> None:
     assert inspect.signature(ToySm100.execute) == signature(f"self, {EXECUTE}")
     assert inspect.signature(toy_wrapper_sm100) == signature("x, bias=None, alpha=1.0")
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-        ToySm100(1, 2, colour=3)  # type: ignore[call-arg]
+        ToySm100(1, 2, colour=3)
 
 
 def test_generated_names_pickle_and_describe_themselves() -> None:

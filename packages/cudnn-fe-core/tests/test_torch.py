@@ -303,6 +303,6 @@ def test_subclasses_and_lazily_negated_views_go_through_the_dispatcher() -> None
 
 
 def test_a_module_that_holds_an_op_can_be_copied() -> None:
-    model = Model()
+    model: Any = Model()
     model.op = TOY
     assert copy.deepcopy(model).op is TOY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,16 @@ import torch
 
 from cudnn_fe.core.compile import compile_counts
 from cudnn_fe.core.errors import AlignmentError
+from cudnn_fe.core.settings import override
 from cudnn_fe.core.torch import torch_op
+from cudnn_fe.core.tuning import forget_choices
 from cudnn_fe.gemm import gemm_swiglu_backward, gemm_swiglu_forward, gemm_swiglu_jax_forward
 from cudnn_fe.gemm.dswiglu import dswiglu
 from cudnn_fe.gemm.legacy import GemmSwigluSm100
 from cudnn_fe.gemm.matmul import matmul
+from cudnn_fe.gemm.matmul.op import MATMUL
 from cudnn_fe.gemm.swiglu.op import FORWARD
+from cudnn_fe.gemm.tune import tune_tile
 from cudnn_fe_testkit.compare import gemm_tolerance
 from cudnn_fe_testkit.swiglu import DTYPES, c_tolerance, exact
 
@@ -375,3 +380,18 @@ def test_jax_jit_and_grad_on_the_gpu() -> None:
         assert rel_rms(torch_of(got), wanted) <= gemm_tolerance(256, "bfloat16", "bfloat16") + 3 * 2.0**-8
     batched = jax.vmap(lambda a: gemm_swiglu_jax_forward(a, b, 0.1)[0])(jnp.stack([a, a * 2]))
     assert rel_rms(torch_of(batched[1]), 2 * s.detach()) <= gemm_tolerance(256, "bfloat16", "float32")
+
+
+def test_the_tuner_finds_a_tile_and_later_calls_use_it(tmp_path: Path) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the tuner times the Hopper kernel's tiles")
+    a, b = random(256, 512, 1, "bfloat16"), random(512, 512, 1, "bfloat16", seed=1)
+    options = (("d_dtype", "float32"), ("d_major", "n"))
+    with override(cache_dir=str(tmp_path)):
+        forget_choices()
+        tile = tune_tile(MATMUL, (a, b), options, "identity")
+        plan = torch_op(MATMUL).plan((a, b), options, None)
+        assert getattr(plan.spec, "tile", None) == tile
+        reference = torch.einsum("mkl,nkl->mnl", a.double(), b.double())
+        assert rel_rms(matmul(a, b), reference) <= gemm_tolerance(512, "bfloat16", "float32")
+    forget_choices()

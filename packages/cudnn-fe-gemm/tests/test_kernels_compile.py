@@ -18,9 +18,12 @@ from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Kernel, Op, Problem
 from cudnn_fe.core.registry import ops
+from cudnn_fe.core.settings import override
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.core.toolchain import missing_toolchain
+from cudnn_fe.core.tuning import forget_choices, tune
 from cudnn_fe.gemm.dswiglu.op import DSWIGLU
+from cudnn_fe.gemm.kernels import sm90_candidates, tuning_key
 from cudnn_fe.gemm.matmul.op import MATMUL
 from cudnn_fe.gemm.swiglu.op import FORWARD
 
@@ -109,6 +112,21 @@ def test_every_kernel_and_target_is_among_them() -> None:
         for t in k.targets
     }
     assert covered == wanted
+
+
+def test_a_tuned_tile_goes_before_the_estimated_one(tmp_path: Path) -> None:
+    problem, where = PROBLEMS["matmul bf16"][1], DEVICES["sm_90a"]
+    kernel = MATMUL.kernels[0]
+    specs = sm90_candidates(problem, where, "identity")
+    estimated = kernel.specialise(problem, where)
+    assert estimated in specs
+    other = next(spec for spec in specs if spec != estimated)
+    with override(cache_dir=str(tmp_path)):
+        forget_choices()
+        tune(tuning_key(problem, where, "identity"), [spec.tile for spec in specs], lambda tile: tile != other.tile)
+        assert kernel.specialise(problem, where) == other
+    forget_choices()
+    assert kernel.specialise(problem, where) == estimated
 
 
 def test_a_backward_serves_a_named_backend_throughout() -> None:

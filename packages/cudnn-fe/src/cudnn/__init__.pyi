@@ -4,6 +4,7 @@ from cudnn import api_base as api_base
 from cudnn import collect_env as collect_env
 from cudnn import gemm as gemm
 from cudnn import jax as jax
+from cudnn import ops as ops
 from cudnn._version import __version__ as __version__
 from cudnn_fe.gemm.amax import gemm_amax_forward as gemm_amax_forward
 from cudnn_fe.gemm.amax import gemm_amax_jax_forward as gemm_amax_jax_forward

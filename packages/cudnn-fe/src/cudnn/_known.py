@@ -12,7 +12,8 @@ _NAMES = {
         "gemm_proj_rope_mxfp8_jax_sm100 gemm_proj_rope_mxfp8_wrapper_sm100 gemm_srelu_backward "
         "gemm_srelu_forward gemm_srelu_jax_sm100 gemm_srelu_wrapper_sm100 gemm_swiglu_backward "
         "gemm_swiglu_forward gemm_swiglu_jax_backward gemm_swiglu_jax_forward gemm_swiglu_jax_sm100 "
-        "gemm_swiglu_wrapper_sm100 mhc_projection_backward"
+        "gemm_swiglu_wrapper_sm100 mhc_projection_backward ops.nvfp4_block_scale_dequantize "
+        "ops.nvfp4_block_scale_quantize"
     ),
     "cudnn-fe-grouped": (
         "DiscreteGroupedGemmDswigluSm100 DiscreteGroupedGemmSwigluSm100 GroupedGemmDgluSm100 "
@@ -36,10 +37,16 @@ _NAMES = {
         "AlignedHCABackward BSA CSA CSACompressorBackward CSACompressorForward CompactGqaBackward DSA "
         "FlexAttentionBwd FlexAttentionFwd GatedAttentionBlockBwd GatedAttentionBlockFwd NSA "
         "Nvfp4AttentionQatBackward aligned_hca_backward_wrapper block_sparse_attention_backward "
-        "block_sparse_attention_forward block_sparse_attention_fp8_forward compact_gqa_backward "
-        "create_mask_plan csa_compressor_backward_wrapper csa_compressor_forward_wrapper fla flex_attn_func "
-        "gated_attention_block gated_attention_block_backward gated_attention_block_forward "
-        "hstu_attention_backward hstu_attention_forward nvfp4_attention_qat_backward sdpa_torch"
+        "block_sparse_attention_forward block_sparse_attention_fp8_forward block_sparse_attention_jax "
+        "block_sparse_attention_jax_backward block_sparse_attention_jax_forward compact_gqa_backward "
+        "create_mask_plan csa_compressor_backward csa_compressor_backward_wrapper csa_compressor_forward "
+        "csa_compressor_forward_wrapper fla flex_attn_func gated_attention_block "
+        "gated_attention_block_backward gated_attention_block_forward hstu_attention_backward "
+        "hstu_attention_forward nsa_compression_attention_forward nsa_selection_attention_forward "
+        "nsa_sliding_window_attention_forward nsa_topk_reduction_forward nvfp4_attention_qat_backward "
+        "ops.block_sparse_attention_backward ops.block_sparse_attention_backward_jax "
+        "ops.block_sparse_attention_forward ops.block_sparse_attention_forward_jax "
+        "ops.block_sparse_attention_fp8_forward sdpa_torch"
     ),
     "cudnn-fe-norm-rope": (
         "EngramGateSavedBackward EngramGateSavedForward RmsNormRhtAmaxSm100 RopeQDQInplace TailRoPEForward "
@@ -52,7 +59,8 @@ _NAMES = {
         "Conv3dRmsNormSiluSm100 RmsNormSiluPadSm100 causal_conv3d_with_cache_wrapper_sm100 "
         "conv3d_bias_residual_pad_wrapper_sm100 conv3d_raw_wrapper_sm100 "
         "conv3d_rmsnorm_silu_pad_wrapper_sm100 conv3d_rmsnorm_silu_wrapper_sm100 "
-        "pack_causal_conv3d_weight_sm100 pack_conv3d_weight_sm100 rmsnorm_silu_pad_wrapper_sm100"
+        "ops.causal_conv1d ops.causal_conv1d_update pack_causal_conv3d_weight_sm100 pack_conv3d_weight_sm100 "
+        "rmsnorm_silu_pad_wrapper_sm100"
     ),
 }
 

@@ -14,7 +14,7 @@ from cudnn_fe.core.registry import families
 
 __all__ = ["find", "names"]
 
-_SUBMODULES = frozenset({"api_base", "collect_env", "gemm", "jax"})
+_SUBMODULES = frozenset({"api_base", "collect_env", "gemm", "jax", "ops"})
 
 
 @lru_cache(maxsize=1)
@@ -22,9 +22,11 @@ def _exports() -> Mapping[str, str]:
     return {name: target for family in families() for name, target in family.exports.items()}
 
 
-def names() -> set[str]:
-    """Every name that resolves here and now."""
-    return {*_exports(), *_SUBMODULES}
+def names(prefix: str = "") -> set[str]:
+    """Every name that resolves here and now, of ``cudnn`` itself, or below a submodule's ``prefix`` with a dot."""
+    if prefix:
+        return {name for name in _exports() if name.startswith(prefix)}
+    return {name for name in _exports() if "." not in name} | _SUBMODULES
 
 
 def find(name: str) -> Any:

@@ -63,6 +63,7 @@ def call(
     *,
     backend: str | None = None,
     stream: Any = None,
+    outs: tuple[Any, ...] | None = None,
 ) -> tuple[Any, ...]:
     """Run an op on arrays of any one framework.
 
@@ -73,18 +74,19 @@ def call(
         scalars: Floating-point arguments that are not part of the problem.
         backend: See `cudnn_fe.core.choose.choose`.
         stream: Launch stream for CUDA tensors; None is the framework's current one.
+        outs: The caller's buffers for the results, None for each one to allocate; None for all.
 
     Returns:
         The op's results, as arrays of the operands' framework.
 
     Raises:
         FrameworkError: Operands of several frameworks, or of none that can allocate results.
-        OptionError: A scalar that is not a number, an option that cannot be hashed, a stream for JAX.
+        OptionError: A scalar that is not a number, an option that cannot be hashed, a stream or buffers for JAX.
     """
     if torch_is_tracing():
         from cudnn_fe.core.torch import trace_torch  # torch is imported: it traces
 
-        return trace_torch(op, operands, options, scalars, backend)
+        return trace_torch(op, operands, options, scalars, backend, outs)
     for scalar in scalars:
         if type(scalar) is not float:
             scalars = _numbers(op, scalars)
@@ -97,15 +99,15 @@ def call(
     framework = common_framework(op.problem.operands, arrays)
     adapter = _adapters.get(framework) or _load_adapter(framework)
     try:
-        return adapter(op, operands, options, scalars, backend, stream)
+        return adapter(op, operands, options, scalars, backend, stream, outs)
     except TypeError:
         frozen = _frozen(options)
         if frozen == options:
             raise
-    return adapter(op, operands, frozen, scalars, backend, stream)
+    return adapter(op, operands, frozen, scalars, backend, stream, outs)
 
 
-_Adapter = Callable[[Op, tuple[Any, ...], Options, tuple[float, ...], str | None, Any], tuple[Any, ...]]
+_Adapter = Callable[..., tuple[Any, ...]]
 _adapters: dict[Framework, _Adapter] = {}  # kept, since an import statement costs a microsecond whenever it runs
 
 
@@ -151,9 +153,15 @@ def _frozen(options: tuple[tuple[str, Any], ...]) -> Options:
 
 
 def _refuse_dlpack(
-    op: Op, operands: tuple[Any, ...], options: Options, scalars: tuple[float, ...], backend: str | None, stream: Any
+    op: Op,
+    operands: tuple[Any, ...],
+    options: Options,
+    scalars: tuple[float, ...],
+    backend: str | None,
+    stream: Any,
+    outs: tuple[Any, ...] | None = None,
 ) -> tuple[Any, ...]:
-    del options, scalars, backend, stream
+    del options, scalars, backend, stream, outs
     first = next(o.array if isinstance(o, Permuted) else o for o in operands if o is not None)
     raise FrameworkError(
         op.problem.operands[0],
@@ -164,7 +172,13 @@ def _refuse_dlpack(
 
 
 def _call_numpy(
-    op: Op, operands: tuple[Any, ...], options: Options, scalars: tuple[float, ...], backend: str | None, stream: Any
+    op: Op,
+    operands: tuple[Any, ...],
+    options: Options,
+    scalars: tuple[float, ...],
+    backend: str | None,
+    stream: Any,
+    outs: tuple[Any, ...] | None = None,
 ) -> tuple[Any, ...]:
     import array_api_compat.numpy as xp  # the operands are NumPy's
     import numpy as np
@@ -177,7 +191,16 @@ def _call_numpy(
     arrays = tuple(o.array.transpose(o.dims) if isinstance(o, Permuted) else o for o in operands)
     with np.errstate(all="ignore"):
         results = op.run_reference(problem, xp, *arrays, *scalars)
-    return tuple(_numpy_layout(result, spec) for result, spec in zip(results, problem.outputs, strict=True))
+    fresh = tuple(_numpy_layout(result, spec) for result, spec in zip(results, problem.outputs, strict=True))
+    if outs is None:
+        return fresh
+    for position, (out, spec) in enumerate(zip(outs, problem.outputs, strict=True)):
+        if out is not None:
+            problem.check_output(position, spec_of(out, spec.name))
+    for out, result in zip(outs, fresh, strict=True):
+        if out is not None:
+            np.copyto(out, result)  # after all arithmetic: a buffer may be an operand
+    return tuple(result if out is None else out for out, result in zip(outs, fresh, strict=True))
 
 
 def _numpy_layout(result: Any, spec: TensorSpec) -> Any:

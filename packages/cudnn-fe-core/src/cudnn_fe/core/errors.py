@@ -51,8 +51,11 @@ class StrideError(CudnnFeError, ValueError):
     """A memory layout is neither honoured by the op nor unambiguous."""
 
 
-class DTypeError(CudnnFeError, ValueError):
-    """An element type, or a combination of them, is outside the contract."""
+class DTypeError(CudnnFeError, TypeError, ValueError):
+    """An element type, or a combination of them, is outside the contract.
+
+    Also a TypeError, which the documentation of some ops promises.
+    """
 
 
 class DeviceError(CudnnFeError, ValueError):

@@ -30,7 +30,7 @@ def warn_reference_on_gpu(name: str) -> None:
     """Warn once per op and process that a GPU runs its definition, which is exact and slow."""
     if _first_time(f"reference of {name}"):
         warnings.warn(
-            f'{name} has no GPU kernels yet: its reference runs on the GPU; backend="reference" asks for that '
+            f'{name} has no GPU kernels yet that ran on one: its reference serves; backend="reference" asks for that '
             "without this warning",
             UserWarning,
             stacklevel=2,

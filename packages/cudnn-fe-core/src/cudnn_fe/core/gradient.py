@@ -22,14 +22,27 @@ class Gradient:
         backward: ``backward(saved, cotangents, scalars, needed, backend)``: one gradient per operand, None where
             it is not needed. A cotangent that is None is zero.
         explicit: The public function that gives gradients of operands that cannot carry them themselves.
+        with_options: Whether ``backward`` takes the call's options, as pairs, after these.
     """
 
     name: str
     save: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
-    backward: Callable[
-        [tuple[Any, ...], tuple[Any, ...], tuple[float, ...], tuple[bool, ...], str | None], tuple[Any, ...]
-    ]
+    backward: Callable[..., tuple[Any, ...]]
     explicit: str
+    with_options: bool = False
+
+    def pull_back(
+        self,
+        saved: tuple[Any, ...],
+        cotangents: tuple[Any, ...],
+        scalars: tuple[float, ...],
+        needed: tuple[bool, ...],
+        backend: str | None,
+        options: tuple[tuple[str, Any], ...],
+    ) -> tuple[Any, ...]:
+        """Call ``backward`` with what it takes."""
+        more = (options,) if self.with_options else ()
+        return self.backward(saved, cotangents, scalars, needed, backend, *more)
 
     def check(self, dtypes: tuple[Any, ...]) -> None:
         """Raises NotYetSupportedError for FP8 operands: a gradient has its operand's type, and FP8 would ruin it."""

@@ -7,13 +7,19 @@ from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+from cudnn_fe.core.errors import BackendError, FrameworkError, MissingPackageError, OptionError
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ModuleNotFoundError as error:
+    raise MissingPackageError(
+        "jax", got="no JAX in this environment", wanted="JAX", remedy='pip install "cudnn-fe-core[jax]"'
+    ) from error
 
 from cudnn_fe.core.call import Options, Permuted, bind_operands, physical_order, physical_shape
 from cudnn_fe.core.choose import Choice, choose
 from cudnn_fe.core.device import Device, compile_target
-from cudnn_fe.core.errors import BackendError, FrameworkError, OptionError
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.core.jax_refusal import refusal
@@ -39,14 +45,19 @@ def call_jax(
     scalars: tuple[float, ...],
     backend: str | None,
     stream: Any = None,
+    outs: Arrays | None = None,
 ) -> Arrays:
     """Run an op on JAX arrays or tracers; `Permuted` operands are seen in their permuted order.
 
     Everything but the arrays is static. Under ``jit`` this traces; outside, a jitted function per problem is kept.
 
     Raises:
-        OptionError: A stream is given.
+        OptionError: A stream or a buffer is given.
     """
+    if outs is not None and any(out is not None for out in outs):
+        raise OptionError(
+            ", ".join(op.results), got="a buffer", wanted="None: JAX arrays do not change", remedy="use the results"
+        )
     if stream is not None:
         raise OptionError(
             "stream", got=repr(stream), wanted="None: XLA orders its own work", remedy="leave stream unset"
@@ -175,17 +186,17 @@ def _kernel(op: Op, problem: Problem, choice: Choice, scalars: tuple[float, ...]
     def layout(spec: TensorSpec) -> Any:
         return Layout(mode=_inverse(physical_order(spec)))
 
+    scratch = choice.kernel.scratch(problem, choice.spec) if choice.kernel.scratch else ()
+    written = (*problem.outputs, *scratch)
     call = cutlass_call(
         module.launcher(choice.spec),
-        output_shape_dtype=[
-            jax.ShapeDtypeStruct(physical_shape(spec), jnp.dtype(spec.dtype.name)) for spec in problem.outputs
-        ],
+        output_shape_dtype=[jax.ShapeDtypeStruct(physical_shape(spec), jnp.dtype(spec.dtype.name)) for spec in written],
         input_spec=[layout(spec) for spec in _present(problem.inputs)],
-        output_spec=[layout(spec) for spec in problem.outputs],
+        output_spec=[layout(spec) for spec in written],
         compile_key=(choice.kernel.module, choice.spec),
         **dict(zip(op.scalars, scalars, strict=True)),
     )
-    return tuple(call(*arrays))
+    return tuple(call(*arrays))[: len(problem.outputs)]
 
 
 @lru_cache(maxsize=1024)
@@ -209,7 +220,7 @@ def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backen
         needed = (True,) * len(op.problem.operands)
         if all(ct is None for ct in dense):
             return (None,) * len(needed)  # zeros
-        return rule.backward(saved, dense, scalars, needed, backend)
+        return rule.pull_back(saved, dense, scalars, needed, backend, options)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.device import Device
-from cudnn_fe.core.errors import OptionError
+from cudnn_fe.core.errors import AlignmentError, DeviceError, DTypeError, OptionError, ShapeError, StrideError
 from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = ["Kernel", "Op", "Problem", "TensorRule", "op_named", "resolve"]
@@ -45,7 +45,8 @@ class Problem(ABC):
 
     operands: ClassVar[tuple[str, ...]]  # names of the input fields, in the order of kernels and references
     optional: ClassVar[frozenset[str]] = frozenset()  # those that may be None
-    output_count: ClassVar[int] = 1
+    output_count: ClassVar[int] = 1  # 0 where it depends on the options
+    in_place: ClassVar[Mapping[int, str]] = {}  # result to the operand that it may share its memory with
     # Outputs, by position, that the class API folds into what their buffers hold instead of overwriting it.
     accumulates: ClassVar[Mapping[int, Literal["sum", "maximum"]]] = MappingProxyType({})
 
@@ -78,6 +79,29 @@ class Problem(ABC):
         """The problem of ``size`` independent calls stacked outermost, or None where the op has no batch dim to use."""
         return None
 
+    def check_output(self, position: int, given: TensorSpec) -> None:
+        """Raises unless a caller's buffer may hold result ``position``: one like its spec, here."""
+        wanted = self.outputs[position]
+        for kind, what in ((ShapeError, "shape"), (DTypeError, "dtype"), (DeviceError, "device")):
+            if getattr(given, what) != getattr(wanted, what):
+                raise kind(
+                    given.name,
+                    got=f"{what} {getattr(given, what)}",
+                    wanted=str(getattr(wanted, what)),
+                    remedy="allocate the documented output",
+                )
+        if given.strides != wanted.strides:
+            raise StrideError(
+                given.name, got=f"strides {given.strides}", wanted=str(wanted.strides), remedy="allocate it compact"
+            )
+        if given.alignment < wanted.alignment:
+            raise AlignmentError(
+                given.name,
+                got=f"a pointer aligned to {given.alignment} bytes",
+                wanted=f"{wanted.alignment} bytes",
+                remedy="allocate a buffer of its own",
+            )
+
     @property
     def inputs(self) -> tuple[TensorSpec | None, ...]:
         """Specs of the operands, in order; None for absent optional ones."""
@@ -105,6 +129,7 @@ class Kernel:
         specialise: What the compiled code depends on, for a problem on a device: a frozen dataclass of plain
             values whose ``repr`` is part of the cache's key. Pure.
         targets: Architectures that it is compiled for in the tests.
+        scratch: Uninitialised buffers that it wants after the outputs, for a problem and what it is specialised for.
         verified: Chips on which its tests have run.
         opt_in: Offered only when the caller names it.
     """
@@ -114,6 +139,7 @@ class Kernel:
     refuse: Callable[[Any, Device], str | None]
     specialise: Callable[[Any, Device], Hashable]
     targets: tuple[str, ...]
+    scratch: Callable[[Any, Any], tuple[TensorSpec, ...]] | None = None
     verified: tuple[str, ...] = ()
     opt_in: bool = False
 
@@ -159,7 +185,7 @@ class Op:
         jax_name: Public name of the JAX entry, where there is one.
         gradient: ``"module:attribute"`` of its derivative rule, where there is one.
         public: Whether it is exported, or only serves others.
-        reference_on_gpu: While the op has no kernels, its reference runs on GPUs too, with one warning.
+        reference_on_gpu: While no kernel of the op has run on a GPU, its reference runs there too, with one warning.
     """
 
     name: str
@@ -203,7 +229,7 @@ class Op:
     @property
     def runs_reference_on_gpu(self) -> bool:
         """Whether a GPU runs the definition unless another backend is named."""
-        return self.reference_on_gpu and not self.kernels
+        return self.reference_on_gpu and all(kernel.opt_in for kernel in self.kernels)
 
     def run_reference(self, problem: Problem, xp: Any, *arguments: Any) -> tuple[Any, ...]:
         """Evaluate the definition with array namespace ``xp``."""
@@ -215,7 +241,7 @@ class Op:
         """Per backend: ``"run on <chips>"``, ``"compiled"``, or for the reference ``"run everywhere"``."""
         rows = {"reference": "run everywhere"}
         if self.runs_reference_on_gpu:
-            rows["reference"] += "; on GPUs the default, with a warning, until there are kernels"
+            rows["reference"] += "; on GPUs the default, with a warning, until a kernel has run there"
         for kernel in self.kernels:
             rows[kernel.backend] = f"run on {', '.join(kernel.verified)}" if kernel.verified else "compiled"
         return rows

@@ -18,6 +18,7 @@ from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.core.op import Op, Problem, resolve
 from cudnn_fe.core.settings import settings
 from cudnn_fe.core.streams import torch_stream
+from cudnn_fe.core.tensor import TensorSpec, refuse_overlap, spec_of
 from cudnn_fe.core.torch_autograd import differentiable, transformed, underivable
 
 __all__ = ["TorchOp", "TorchPlan", "call_torch", "torch_op", "trace_torch"]
@@ -35,24 +36,57 @@ _functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 class TorchPlan:
     """What a call with given shapes does: which backend, which outputs, which compiled function."""
 
-    __slots__ = ("backend", "device_index", "function", "op", "outputs", "problem")
+    __slots__ = ("_checked", "backend", "device_index", "function", "op", "outputs", "problem", "scratch", "spec")
 
     def __init__(self, op: Op, problem: Problem, backend: str | None) -> None:
         choice = choose(op, problem, backend)
-        self.op, self.problem, self.backend = op, problem, choice.backend
+        self.op, self.problem, self.backend, self.spec = op, problem, choice.backend, choice.spec
         self.device_index = int(problem.device.partition(":")[2]) if problem.device.startswith("cuda") else -1
-        self.outputs = [
-            (spec.shape, spec.strides, getattr(torch, spec.dtype.torch), torch.device(problem.device))
-            for spec in problem.outputs
-        ]
+        self.outputs = [_allocation(spec, problem.device) for spec in problem.outputs]
+        self.scratch: list[tuple[Any, ...]] = []
+        self._checked: set[tuple[Any, ...]] = set()
         self.function: Callable[..., None] | None = None
         if choice.kernel is not None:
+            if choice.kernel.scratch is not None:
+                specs = choice.kernel.scratch(problem, choice.spec)
+                self.scratch = [_allocation(spec, problem.device) for spec in specs]
             # Code compiled for one chip runs on every chip of its capability, so devices share it.
             self.function = compiled(choice.kernel.module, choice.spec, device_of(problem.device).arch)
 
     def allocate(self) -> list[torch.Tensor]:
         """Fresh outputs, uninitialised."""
         return [torch.empty_strided(s, t, dtype=d, device=p) for s, t, d, p in self.outputs]
+
+    def place(self, operands: Tensors, outs: Tensors) -> list[torch.Tensor]:
+        """The caller's buffers, checked, and fresh outputs where there is none."""
+        given = [(position, out) for position, out in enumerate(outs) if out is not None]
+        parts: list[Any] = [(out.data_ptr(), out.shape, out.stride(), out.dtype, out.get_device()) for _, out in given]
+        key = (*parts, *[0 if t is None else t.data_ptr() for t in operands])
+        if key not in self._checked:
+            self._check_outs(operands, given)
+            if len(self._checked) >= 1024:
+                self._checked.clear()
+            self._checked.add(key)
+        fresh = zip(outs, self.outputs, strict=True)
+        return [torch.empty_strided(a[0], a[1], dtype=a[2], device=a[3]) if o is None else o for o, a in fresh]
+
+    def _check_outs(self, operands: Tensors, given: list[tuple[int, torch.Tensor]]) -> None:
+        inputs = {
+            name: (spec, t.data_ptr())
+            for name, spec, t in zip(self.problem.operands, self.problem.inputs, operands, strict=True)
+            if spec is not None and t is not None
+        }
+        written = []
+        for position, out in given:
+            spec = spec_of(out, self.problem.outputs[position].name)
+            self.problem.check_output(position, spec)
+            shared = inputs.get(self.problem.in_place.get(position, ""))
+            if shared is not None and shared[1] == out.data_ptr() and shared[0].strides == spec.strides:
+                others = [row for row in inputs.values() if row is not shared]
+                refuse_overlap(others, [(spec, out.data_ptr())])
+            else:
+                written.append((spec, out.data_ptr()))
+        refuse_overlap(list(inputs.values()), written)
 
     def run(self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]) -> None:
         """Write the results into ``outputs`` on the current stream."""
@@ -62,6 +96,8 @@ class TorchPlan:
             return
         if self.op.problem.optional:
             operands = tuple([t for t in operands if t is not None])
+        if self.scratch:
+            outputs = outputs + [torch.empty_strided(s, t, dtype=d, device=p) for s, t, d, p in self.scratch]
         if self.device_index == torch.cuda.current_device():
             function(*operands, *outputs, *scalars)
         else:
@@ -78,6 +114,10 @@ class TorchPlan:
                 output.copy_(result)
 
 
+def _allocation(spec: TensorSpec, place: str) -> tuple[Any, ...]:
+    return spec.shape, spec.strides, getattr(torch, spec.dtype.torch), torch.device(place)
+
+
 class TorchOp:
     """An op on torch tensors."""
 
@@ -85,6 +125,10 @@ class TorchOp:
         self.op = op
         self.gradient: Gradient | None = resolve(op.gradient) if op.gradient else None
         self._plans: dict[tuple[Any, ...], TorchPlan] = {}
+
+    def forget_plans(self) -> None:
+        """Choose anew on the next call of every shape."""
+        self._plans.clear()
 
     def plan(self, operands: Tensors, options: Options, backend: str | None) -> TorchPlan:
         """The plan for these operands, made on first use of their shapes, layouts and types."""
@@ -108,19 +152,25 @@ class TorchOp:
         return found
 
     def eager(
-        self, operands: Tensors, options: Options, scalars: tuple[float, ...], backend: str | None, stream: Any = None
+        self,
+        operands: Tensors,
+        options: Options,
+        scalars: tuple[float, ...],
+        backend: str | None,
+        stream: Any = None,
+        outs: Tensors | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Run now, without recording derivatives."""
         plan = self.plan(operands, options, backend)
         if stream is None or plan.device_index < 0:
-            outputs = plan.allocate()
+            outputs = plan.allocate() if outs is None else plan.place(operands, outs)
             plan.run(operands, outputs, scalars)
             return tuple(outputs)
         launch = torch_stream(stream, plan.device_index)
         with torch.cuda.stream(launch):
-            outputs = plan.allocate()
+            outputs = plan.allocate() if outs is None else plan.place(operands, outs)
             plan.run(operands, outputs, scalars)
-        for tensor in operands:
+        for tensor in (*operands, *(outs or ())):
             if tensor is not None:
                 tensor.record_stream(launch)
         return tuple(outputs)
@@ -133,7 +183,13 @@ def torch_op(op: Op) -> TorchOp:
 
 
 def call_torch(
-    op: Op, operands: tuple[Any, ...], options: Options, scalars: tuple[float, ...], backend: str | None, stream: Any
+    op: Op,
+    operands: tuple[Any, ...],
+    options: Options,
+    scalars: tuple[float, ...],
+    backend: str | None,
+    stream: Any,
+    outs: Tensors | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Run an op on torch tensors, now.
 
@@ -146,7 +202,7 @@ def call_torch(
         if tensor is None:
             continue
         if type(tensor) is Permuted:
-            return call_torch(op, _views(operands), options, scalars, backend, stream)
+            return call_torch(op, _views(operands), options, scalars, backend, stream, outs)
         if type(tensor) not in _PLAIN or tensor.is_neg():
             direct = False
         wants_gradient = wants_gradient or tensor.requires_grad
@@ -158,8 +214,10 @@ def call_torch(
         _refuse_tangents(op.name, operands)
         if op.gradient and _functorch() and torch.is_grad_enabled():
             return transformed(torch_op(op), operands, options, scalars, backend)
-        return call_library(op.name, operands, options, scalars, backend)
+        return call_library(op, operands, options, scalars, backend, outs)
     runner = torch_op(op)
+    if outs is not None:
+        return runner.eager(operands, options, scalars, backend, stream, outs)
     if wants_gradient and torch.is_grad_enabled():
         if runner.gradient is None:
             return underivable(op.name, runner.eager(operands, options, scalars, backend, stream), operands)
@@ -168,12 +226,17 @@ def call_torch(
 
 
 def trace_torch(
-    op: Op, operands: tuple[Any, ...], options: Options, scalars: tuple[float, ...], backend: str | None
+    op: Op,
+    operands: tuple[Any, ...],
+    options: Options,
+    scalars: tuple[float, ...],
+    backend: str | None,
+    outs: Tensors | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Put an op into the graph that torch.compile or torch.export is tracing."""
     from cudnn_fe.core.torch_library import call_library
 
-    return call_library(op.name, _autocast(_views(operands)), options, scalars, backend)
+    return call_library(op, _autocast(_views(operands)), options, scalars, backend, outs)
 
 
 def _refuse_tangents(name: str, operands: Tensors) -> None:

@@ -55,12 +55,12 @@ class _Differentiable(torch.autograd.Function):
         assert rule is not None
         ctx.save_for_backward(*rule.save(operands, outputs))
         ctx.set_materialize_grads(False)
-        ctx.call = runner, scalars, backend, stream is not None, tuple(t.stride() for t in outputs)
+        ctx.call = runner, options, scalars, backend, stream is not None, tuple(t.stride() for t in outputs)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        runner, scalars, backend, side_stream, strides = ctx.call
+        runner, options, scalars, backend, side_stream, strides = ctx.call
         saved = ctx.saved_tensors
         if side_stream:
             # Autograd launches gradients on the stream that was current in the forward and orders the rest of the
@@ -68,7 +68,7 @@ class _Differentiable(torch.autograd.Function):
             for tensor in saved:
                 if tensor is not None and tensor.is_cuda:
                     tensor.record_stream(torch.cuda.current_stream(tensor.device))
-        grads = apply_rule(runner, saved, cotangents, scalars, ctx.needs_input_grad[5:], backend, strides)
+        grads = apply_rule(runner, saved, cotangents, scalars, ctx.needs_input_grad[5:], backend, strides, options)
         return (None,) * 5 + grads
 
 
@@ -79,20 +79,21 @@ class _Transformed(torch.autograd.Function):
     def forward(runner: TorchOp, options: Options, scalars: Any, backend: Any, *operands: Any) -> Any:
         from cudnn_fe.core.torch_library import call_library  # it imports this module
 
-        return call_library(runner.op.name, operands, options, scalars, backend)
+        return call_library(runner.op, operands, options, scalars, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        runner, _, scalars, backend, *operands = inputs
+        runner, options, scalars, backend, *operands = inputs
         ctx.save_for_backward(*runner.gradient.save(tuple(operands), output))
         ctx.set_materialize_grads(False)
-        ctx.call = runner, scalars, backend, tuple(t.stride() for t in output)
+        ctx.call = runner, options, scalars, backend, tuple(t.stride() for t in output)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        runner, scalars, backend, strides = ctx.call
+        runner, options, scalars, backend, strides = ctx.call
         needed = tuple(ctx.needs_input_grad[4:])
-        return (None,) * 4 + apply_rule(runner, ctx.saved_tensors, cotangents, scalars, needed, backend, strides)
+        saved = ctx.saved_tensors
+        return (None,) * 4 + apply_rule(runner, saved, cotangents, scalars, needed, backend, strides, options)
 
 
 def apply_rule(
@@ -103,6 +104,7 @@ def apply_rule(
     needed: tuple[bool, ...],
     backend: str | None,
     strides: tuple[tuple[int, ...], ...],
+    options: Options,
 ) -> tuple[torch.Tensor | None, ...]:
     """The op's gradients; with ``create_graph=True`` they refuse to be differentiated once more.
 
@@ -115,7 +117,7 @@ def apply_rule(
     kind = next(t.device.type for t in saved if t is not None)
     with torch.no_grad(), _autocast_off(kind):
         dense = tuple(map(_dense, cotangents, strides))
-        grads = rule.backward(saved, dense, scalars, needed, backend)
+        grads = rule.pull_back(saved, dense, scalars, needed, backend, options)
     grads = tuple(grad if wanted else None for grad, wanted in zip(grads, needed, strict=True))
     if torch.is_grad_enabled():
         return underivable(f"the gradient of {runner.op.name}", grads, (*saved, *cotangents))

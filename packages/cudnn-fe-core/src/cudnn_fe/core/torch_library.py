@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from cudnn_fe.core.call import Options, bind_operands
-from cudnn_fe.core.op import op_named
+from cudnn_fe.core.op import Op, op_named
 from cudnn_fe.core.registry import families
 from cudnn_fe.core.torch_autograd import apply_rule
 
@@ -25,13 +25,41 @@ _lock = RLock()
 
 
 def call_library(
-    name: str, operands: Tensors, options: Options, scalars: tuple[float, ...], backend: str | None
+    op: Op,
+    operands: Tensors,
+    options: Options,
+    scalars: tuple[float, ...],
+    backend: str | None,
+    outs: Tensors | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Run or trace the op of that name through torch's dispatcher, on the current stream."""
+    """Run or trace an op through torch's dispatcher, on the current stream."""
     pairs = [f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in options]
-    assert _registered(name)
-    results = getattr(torch.ops.cudnn_fe, name)(*operands, list(scalars), pairs, backend or "")
-    return results if isinstance(results, tuple) else (results,)
+    assert _registered(op.name)
+    arguments = (*operands, list(scalars), pairs, backend or "")
+    if outs is None:
+        return _as_tuple(getattr(torch.ops.cudnn_fe, op.name)(*arguments))
+    if _updates(op, operands, outs):
+        fresh = iter(_as_tuple(getattr(torch.ops.cudnn_fe, f"{op.name}_in_place")(*arguments)))
+        return tuple([next(fresh) if out is None else out for out in outs])
+    results = _as_tuple(getattr(torch.ops.cudnn_fe, op.name)(*arguments))
+    return tuple([r if out is None else out.copy_(r) for out, r in zip(outs, results, strict=True)])
+
+
+def _as_tuple(results: Any) -> tuple[torch.Tensor, ...]:
+    if results is None:
+        return ()
+    return tuple(results) if isinstance(results, tuple | list) else (results,)
+
+
+def _updates(op: Op, operands: Tensors, outs: Tensors) -> bool:
+    """Whether the buffers are the very operands that the op may write to, and all of them."""
+    if not op.problem.in_place:
+        return False
+    for position, out in enumerate(outs):
+        name = op.problem.in_place.get(position)
+        if out is not (None if name is None else operands[op.problem.operands.index(name)]):
+            return False
+    return True
 
 
 # Tracing must not walk through the registration.
@@ -70,13 +98,16 @@ def _register(runner: TorchOp) -> None:
     """Define ``torch.ops.cudnn_fe.<op>`` with its fake kernel and, where the op has one, its derivative."""
     op = runner.op
     operands = ", ".join(f"Tensor{'?' if name in op.problem.optional else ''} {name}" for name in op.problem.operands)
-    results = "(" + ", ".join(["Tensor"] * op.problem.output_count) + ")" if op.problem.output_count > 1 else "Tensor"
+    several = ", ".join(["Tensor"] * op.problem.output_count)
+    results = {0: "Tensor[]", 1: "Tensor"}.get(op.problem.output_count, f"({several})")
     count = len(op.problem.operands)
+
+    def packed(outputs: tuple[Any, ...]) -> Any:
+        return {"Tensor": outputs[0], "Tensor[]": list(outputs)}.get(results, outputs)
 
     def run(*arguments: Any) -> Any:
         scalars, pairs, backend = arguments[count:]
-        outputs = runner.eager(arguments[:count], _decode_options(tuple(pairs)), tuple(scalars), backend or None)
-        return outputs if len(outputs) > 1 else outputs[0]
+        return packed(runner.eager(arguments[:count], _decode_options(tuple(pairs)), tuple(scalars), backend or None))
 
     def fake(*arguments: Any) -> Any:
         _, pairs, _ = arguments[count:]
@@ -86,7 +117,7 @@ def _register(runner: TorchOp) -> None:
             torch.empty_strided(s.shape, s.strides, dtype=getattr(torch, s.dtype.torch), device=first.device)
             for s in problem.outputs
         )
-        return outputs if len(outputs) > 1 else outputs[0]
+        return packed(outputs)
 
     schema = f"({operands}, float[] scalars, str[] options, str backend) -> {results}"
     defined = torch.library.custom_op(f"cudnn_fe::{op.name}", run, mutates_args=(), schema=schema)
@@ -96,23 +127,67 @@ def _register(runner: TorchOp) -> None:
         return bind_operands(op, arguments[:count], dict(_decode_options(tuple(arguments[count + 1])))).flops
 
     register_flop_formula(getattr(torch.ops.cudnn_fe, op.name), get_raw=True)(flops)
+    if op.problem.in_place:
+        _register_in_place(runner)
     rule = runner.gradient
     if rule is None:
         return
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
-        outputs = output if isinstance(output, tuple) else (output,)
+        outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
         rule.check(tuple(t.dtype for t in inputs[:count] if t is not None))
         ctx.save_for_backward(*rule.save(inputs[:count], outputs))
         ctx.set_materialize_grads(False)
-        ctx.call = tuple(inputs[count]), inputs[count + 2] or None, tuple(t.stride() for t in outputs)
+        options = _decode_options(tuple(inputs[count + 1]))
+        ctx.call = options, tuple(inputs[count]), inputs[count + 2] or None, tuple(t.stride() for t in outputs)
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        scalars, backend, strides = ctx.call
+        options, scalars, backend, strides = ctx.call
+        # Beside a list of results, torch takes an empty list among the arguments for one of tensors.
+        empty: list[Any] | None = None
+        if results == "Tensor[]":
+            (cotangents,), empty = cotangents, []
         needed = tuple(ctx.needs_input_grad[:count])
-        return (
-            *apply_rule(runner, ctx.saved_tensors, cotangents, scalars, needed, backend, strides),
-            *(None, None, None),
-        )
+        grads = apply_rule(runner, ctx.saved_tensors, cotangents, scalars, needed, backend, strides, options)
+        return (*grads, None if scalars else empty, None if options else empty, None)
 
     defined.register_autograd(backward, setup_context=keep)
+
+
+def _register_in_place(runner: TorchOp) -> None:
+    """Define ``torch.ops.cudnn_fe.<op>_in_place``, which writes to operands and returns the other results."""
+    op, problem = runner.op, runner.op.problem
+    written = tuple(sorted(problem.in_place.values()))
+    count, fresh = len(problem.operands), problem.output_count - len(problem.in_place)
+
+    def declared(name: str) -> str:
+        return (
+            f"Tensor{f'(a{written.index(name)}!)' if name in written else ''}{'?' if name in problem.optional else ''}"
+        )
+
+    def kept(outputs: Any) -> Any:
+        left = tuple(output for position, output in enumerate(outputs) if position not in problem.in_place)
+        return (None, left[0] if left else None)[fresh] if fresh < 2 else left
+
+    def run(*arguments: Any) -> Any:
+        scalars, pairs, backend = arguments[count:]
+        given = dict(zip(problem.operands, arguments, strict=False))
+        outs = tuple(given.get(problem.in_place.get(position, "")) for position in range(problem.output_count))
+        options = _decode_options(tuple(pairs))
+        return kept(runner.eager(arguments[:count], options, tuple(scalars), backend or None, None, outs))
+
+    def fake(*arguments: Any) -> Any:
+        bound = bind_operands(op, arguments[:count], dict(_decode_options(tuple(arguments[count + 1]))))
+        first = next(t for t in arguments[:count] if t is not None)
+        return kept(
+            tuple(
+                torch.empty_strided(s.shape, s.strides, dtype=getattr(torch, s.dtype.torch), device=first.device)
+                for s in bound.outputs
+            )
+        )
+
+    operands = ", ".join(f"{declared(name)} {name}" for name in problem.operands)
+    results = {0: "()", 1: "Tensor"}.get(fresh, f"({', '.join(['Tensor'] * fresh)})")
+    schema = f"({operands}, float[] scalars, str[] options, str backend) -> {results}"
+    defined = torch.library.custom_op(f"cudnn_fe::{op.name}_in_place", run, mutates_args=written, schema=schema)
+    defined.register_fake(fake)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile, Major
-from cudnn_fe.core.gemm_tiles import choose_tile
+from cudnn_fe.core.gemm_tiles import choose_tile, tile_candidates
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.core.tuning import stored_choice
 
-__all__ = ["PORTABLE_TARGETS", "gemm_kernels", "operand_alignment", "portable_refusal"]
+__all__ = [
+    "PORTABLE_TARGETS",
+    "gemm_kernels",
+    "operand_alignment",
+    "portable_refusal",
+    "sm90_candidates",
+    "tuning_key",
+]
 
 Epilogue = Literal["identity", "swiglu"]
 PORTABLE_TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
@@ -40,14 +49,37 @@ def _spec(problem: Any, where: Device, epilogue: Epilogue, *, tile: GemmTile | N
 
 
 def _sm90_spec(problem: Any, where: Device, epilogue: Epilogue) -> GemmSpec:
+    tuned = stored_choice(tuning_key(problem, where, epilogue))
+    if tuned is not None:
+        return _spec(problem, where, epilogue, tile=GemmTile(**tuned))
     tile = choose_tile(
         *problem.extents,
         dtype=problem.a.dtype.name,
         epilogue=epilogue,
         multiprocessors=where.multiprocessors,
-        majors=(_major(problem.a), _major(problem.b)),
+        majors=_majors(problem),
     )
     return _spec(problem, where, epilogue, tile=tile)
+
+
+def _majors(problem: Any) -> tuple[Major, Major]:
+    return _major(problem.a), _major(problem.b)
+
+
+def tuning_key(problem: Any, where: Device, epilogue: Epilogue) -> str:
+    """What a tuned tile holds for: this problem on this kind of device."""
+    outputs = "+".join(spec.dtype.name for spec in problem.outputs)
+    majors = "".join(_majors(problem)) + problem.out_major
+    extents = "x".join(map(str, problem.extents))
+    return f"{epilogue} {problem.a.dtype} {outputs} {majors} {extents} {where.name} {where.multiprocessors}"
+
+
+def sm90_candidates(problem: Any, where: Device, epilogue: Epilogue) -> list[GemmSpec]:
+    """Every specialisation of the Hopper kernel that a tuner may try."""
+    m = problem.extents[0]
+    tiles = tile_candidates(m, dtype=problem.a.dtype.name, epilogue=epilogue, majors=_majors(problem))
+    ready = [replace(tile, persistent_ctas=where.multiprocessors, early_launch=True) for tile in tiles]
+    return [_spec(problem, where, epilogue, tile=tile) for tile in ready]
 
 
 def _portable_spec(problem: Any, where: Device, epilogue: Epilogue) -> GemmSpec:

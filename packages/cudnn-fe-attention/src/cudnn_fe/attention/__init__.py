@@ -1,0 +1,35 @@
+"""Sparse, windowed and recommender attention for torch, JAX and NumPy."""
+
+from cudnn_fe.attention._version import __version__
+from cudnn_fe.attention.block_sparse import (
+    block_sparse_attention_backward,
+    block_sparse_attention_forward,
+    block_sparse_attention_jax,
+    block_sparse_attention_jax_backward,
+    block_sparse_attention_jax_forward,
+)
+from cudnn_fe.attention.block_sparse_fp8 import block_sparse_attention_fp8_forward
+from cudnn_fe.attention.csa_compressor import csa_compressor_backward, csa_compressor_forward
+from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
+from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
+from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
+from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
+from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward
+
+__all__ = [
+    "__version__",
+    "block_sparse_attention_backward",
+    "block_sparse_attention_forward",
+    "block_sparse_attention_fp8_forward",
+    "block_sparse_attention_jax",
+    "block_sparse_attention_jax_backward",
+    "block_sparse_attention_jax_forward",
+    "csa_compressor_backward",
+    "csa_compressor_forward",
+    "hstu_attention_backward",
+    "hstu_attention_forward",
+    "nsa_compression_attention_forward",
+    "nsa_selection_attention_forward",
+    "nsa_sliding_window_attention_forward",
+    "nsa_topk_reduction_forward",
+]

@@ -1,0 +1,130 @@
+"""Pieces of the references that know nothing of attention: one source for NumPy, torch and JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from array_api_compat import is_jax_array
+
+from cudnn_fe.core.codecs import decode, encode, from_codes, to_bfloat16, to_codes, to_float16
+from cudnn_fe.core.dtypes import dtype
+
+__all__ = [
+    "astype",
+    "divide",
+    "every",
+    "index_range",
+    "narrow",
+    "product",
+    "round_through",
+    "sigmoid",
+    "sweep",
+    "take",
+    "wide",
+    "zeros_like",
+]
+
+
+def astype(x: Any, name: str) -> Any:
+    """``x`` in the framework's dtype called ``name``."""
+    if hasattr(x, "astype"):
+        import ml_dtypes
+
+        return x.astype(getattr(ml_dtypes, name, name))
+    import torch  # x is its tensor
+
+    return x.to(getattr(torch, name))
+
+
+def wide(x: Any) -> Any:
+    """``x`` in the type that sums are taken in: float32, or float64 for float64."""
+    kind = dtype(x.dtype)
+    if kind.is_fp8:
+        return decode(to_codes(x), kind.name)
+    return x if kind.name == "float64" else astype(x, "float32")
+
+
+def narrow(x: Any, name: str) -> Any:
+    """``x`` rounded to nearest even in the dtype called ``name``; FP8 saturates."""
+    return from_codes(encode(x, name), name) if dtype(name).is_fp8 else astype(x, name)
+
+
+def round_through(x: Any, name: str) -> Any:
+    """``x`` rounded as `narrow` does, in the type it came in."""
+    if name in ("float32", "float64"):
+        return x
+    if dtype(name).is_fp8:
+        return decode(encode(x, name), name)
+    if is_jax_array(x):  # XLA drops a cast to 16 bits and back: it may keep excess precision
+        return astype(to_bfloat16(x) if name == "bfloat16" else to_float16(x), "float32")
+    return astype(astype(x, name), dtype(x.dtype).name)
+
+
+def product(xp: Any, a: Any, b: Any) -> Any:
+    """``a @ b`` over the last two dims, with all bits of float32 on every platform."""
+    options = {"precision": "highest"} if xp.__name__ == "jax.numpy" else {}
+    return xp.matmul(a, b, **options)
+
+
+def divide(xp: Any, x: Any, divisor: float) -> Any:
+    """``x / divisor``, rounded once."""
+    below = xp.full_like(x, divisor)
+    if is_jax_array(x):
+        import jax  # x is its array
+
+        below = jax.lax.optimization_barrier(below)  # XLA multiplies by the reciprocal of a constant: two roundings
+    return x / below
+
+
+def sigmoid(xp: Any, x: Any) -> Any:
+    """``1 / (1 + exp(-x))`` without overflow for any finite x, NaN for NaN."""
+    small = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
+
+
+def index_range(xp: Any, count: int, like: Any) -> Any:
+    """``0 .. count-1`` where ``like`` is."""
+    if hasattr(like, "is_cuda"):
+        return xp.arange(count, device=like.device)
+    return xp.arange(count)
+
+
+def take(xp: Any, x: Any, indices: Any, axis: int) -> Any:
+    """Slices of ``x`` at ``indices`` (one-dimensional) along ``axis``; indices outside are moved to the nearest."""
+    return xp.take(x, xp.clip(indices, 0, x.shape[axis] - 1), axis=axis)
+
+
+def every(xp: Any, conditions: tuple[Any, ...]) -> Any:
+    """Where all conditions hold."""
+    del xp
+    first, *others = conditions
+    for other in others:
+        first = first & other
+    return first
+
+
+def sweep(xp: Any, count: int, body: Callable[[Any, Any], tuple[Any, tuple[Any, ...]]], carry: Any) -> tuple[Any, Any]:
+    """Runs ``body(carry, i)`` for i below ``count``, one after the other.
+
+    Memory holds one step at a time: a loop, and a scan under JAX, whose graph does not grow with ``count``.
+
+    Returns:
+        The last carry, and the results of each step stacked along a new first dim.
+    """
+    if xp.__name__ == "jax.numpy":
+        import jax  # xp is its namespace
+
+        return jax.lax.scan(body, carry, xp.arange(count))
+    steps = []
+    for position in range(count):
+        carry, results = body(carry, position)
+        steps.append(results)
+    return carry, tuple(xp.stack(parts) for parts in zip(*steps, strict=True))
+
+
+def zeros_like(x: Any) -> Any:
+    """Zeros of the shape and dtype of ``x``, in its framework."""
+    import array_api_compat
+
+    return array_api_compat.array_namespace(x).zeros_like(x)

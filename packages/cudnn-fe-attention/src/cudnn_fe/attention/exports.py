@@ -1,0 +1,59 @@
+"""What this family announces to ``cudnn``: public names, legacy names, namespaces, and its ops."""
+
+from __future__ import annotations
+
+from cudnn_fe.core.registry import Family
+
+__all__ = ["FAMILY"]
+
+_BSA = "cudnn_fe.attention.block_sparse"
+_HSTU = "cudnn_fe.attention.hstu"
+_NSA = "cudnn_fe.attention.nsa"
+_CSA = "cudnn_fe.attention.csa_compressor"
+_NAMESPACES = "cudnn_fe.attention.namespaces"
+
+FAMILY = Family(
+    name="attention",
+    package="cudnn-fe-attention",
+    op_targets=(
+        f"{_BSA}.op:FORWARD",
+        f"{_BSA}.op:BACKWARD",
+        f"{_BSA}_fp8.op:FORWARD",
+        f"{_NSA}_compression.op:FORWARD",
+        f"{_NSA}_selection.op:FORWARD",
+        f"{_NSA}_sliding_window.op:FORWARD",
+        f"{_NSA}_topk.op:FORWARD",
+        f"{_HSTU}.op:FORWARD",
+        f"{_HSTU}.op:BACKWARD",
+        f"{_CSA}.op:FORWARD",
+        f"{_CSA}.op:BACKWARD",
+    ),
+    exports={
+        "BSA": f"{_NAMESPACES}:BSA",
+        "CSA": f"{_NAMESPACES}:CSA",
+        "CSACompressorForward": f"{_CSA}.legacy:CSACompressorForward",
+        "CSACompressorBackward": f"{_CSA}.legacy:CSACompressorBackward",
+        "csa_compressor_forward": f"{_CSA}:csa_compressor_forward",
+        "csa_compressor_backward": f"{_CSA}:csa_compressor_backward",
+        "csa_compressor_forward_wrapper": f"{_CSA}.legacy:csa_compressor_forward_wrapper",
+        "csa_compressor_backward_wrapper": f"{_CSA}.legacy:csa_compressor_backward_wrapper",
+        "NSA": f"{_NAMESPACES}:NSA",
+        "hstu_attention_forward": f"{_HSTU}:hstu_attention_forward",
+        "hstu_attention_backward": f"{_HSTU}:hstu_attention_backward",
+        "nsa_compression_attention_forward": f"{_NSA}_compression:nsa_compression_attention_forward",
+        "nsa_selection_attention_forward": f"{_NSA}_selection:nsa_selection_attention_forward",
+        "nsa_sliding_window_attention_forward": f"{_NSA}_sliding_window:nsa_sliding_window_attention_forward",
+        "nsa_topk_reduction_forward": f"{_NSA}_topk:nsa_topk_reduction_forward",
+        "block_sparse_attention_forward": f"{_BSA}:block_sparse_attention_forward",
+        "block_sparse_attention_backward": f"{_BSA}:block_sparse_attention_backward",
+        "block_sparse_attention_fp8_forward": f"{_BSA}_fp8:block_sparse_attention_fp8_forward",
+        "block_sparse_attention_jax": f"{_BSA}:block_sparse_attention_jax",
+        "block_sparse_attention_jax_forward": f"{_BSA}:block_sparse_attention_jax_forward",
+        "block_sparse_attention_jax_backward": f"{_BSA}:block_sparse_attention_jax_backward",
+        "ops.block_sparse_attention_forward": f"{_BSA}:block_sparse_attention_forward",
+        "ops.block_sparse_attention_backward": f"{_BSA}:block_sparse_attention_backward",
+        "ops.block_sparse_attention_fp8_forward": f"{_BSA}_fp8:block_sparse_attention_fp8_forward",
+        "ops.block_sparse_attention_forward_jax": f"{_BSA}:block_sparse_attention_jax_forward",
+        "ops.block_sparse_attention_backward_jax": f"{_BSA}:block_sparse_attention_jax_backward",
+    },
+)

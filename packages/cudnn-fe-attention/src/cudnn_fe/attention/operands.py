@@ -1,0 +1,148 @@
+"""Rules that the attention contracts share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_fe.core.dtypes import DType
+from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, ShapeError
+from cudnn_fe.core.frameworks import framework_of
+from cudnn_fe.core.op import Problem
+from cudnn_fe.core.require import require_dtype, require_rows, require_same_device
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, spec_of
+
+__all__ = [
+    "FLOATS",
+    "check_samples",
+    "compact",
+    "deliver",
+    "require_flag",
+    "require_groups",
+    "require_offsets",
+    "require_positive",
+    "require_same_dtype",
+    "require_streamable",
+]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def compact(
+    name: str, shape: tuple[int, ...], dtype: DType, device: str, order: tuple[int, ...] | None = None
+) -> TensorSpec:
+    """A compact result; ``order`` lists dims from the innermost, row-major when None."""
+    return TensorSpec(shape, contiguous_strides(shape, order), dtype, device, 16, name)
+
+
+def require_same_dtype(first: TensorSpec, *others: TensorSpec) -> None:
+    """Raises DTypeError unless all operands have the first one's element type."""
+    for other in others:
+        if other.dtype != first.dtype:
+            raise DTypeError(
+                other.name,
+                got=str(other.dtype),
+                wanted=f"{first.dtype}, the dtype of {first.name}",
+                remedy="cast one of the operands",
+            )
+
+
+def require_streamable(allowed: tuple[str, ...], first: TensorSpec, *others: TensorSpec) -> None:
+    """Raises unless the operands share one allowed dtype and place and are contiguous along channels."""
+    require_dtype(first, *allowed)
+    require_same_dtype(first, *others)
+    require_same_device(first, *others)
+    for spec in (first, *others):
+        require_rows(spec)
+
+
+def require_groups(query_heads: int, key_heads: int, name: str) -> None:
+    """Raises ShapeError unless query heads divide into groups, one per key head."""
+    if query_heads != key_heads and (key_heads < 1 or query_heads % key_heads):
+        raise ShapeError(
+            name,
+            got=f"{query_heads} query heads and {key_heads} key heads",
+            wanted="a multiple of the key heads",
+            remedy="repeat or drop heads",
+        )
+
+
+def require_offsets(spec: TensorSpec, like: TensorSpec | None = None) -> int:
+    """Validates cumulative lengths (B+1,) and returns B."""
+    require_dtype(spec, "int32", "int64")
+    spec.require_rank(1, "(B+1,)")
+    if spec.shape[0] < 2 or (like is not None and like.shape != spec.shape):
+        wanted = "at least two offsets" if like is None else f"{like.shape}, the shape of {like.name}"
+        raise ShapeError(spec.name, got=str(spec.shape), wanted=wanted, remedy="pass B+1 offsets that start at 0")
+    return spec.shape[0] - 1
+
+
+def deliver(
+    results: tuple[Any, ...], buffers: tuple[Any, ...], names: tuple[str, ...], *, stream: Any = None
+) -> tuple[Any, ...]:
+    """The results, each in the caller's buffer where there is one; copied on ``stream``.
+
+    Raises:
+        ShapeError, DTypeError, NotYetSupportedError: A buffer of another shape or dtype, or of a framework whose
+            arrays do not change.
+    """
+    placed = []
+    for result, buffer, name in zip(results, buffers, names, strict=True):
+        if buffer is None:
+            placed.append(result)
+            continue
+        framework = framework_of(buffer, operand=name)
+        if framework not in ("torch", "numpy") or framework != framework_of(result):
+            raise NotYetSupportedError(
+                name, got=f"a {framework} buffer", wanted="None", remedy="use the array that is returned"
+            )
+        given, wanted = spec_of(buffer, name), spec_of(result, name)
+        if given.shape != wanted.shape:
+            raise ShapeError(name, got=str(given.shape), wanted=str(wanted.shape), remedy="allocate like the operand")
+        require_same_dtype(wanted, given)
+        require_same_device(wanted, given)
+        require_rows(given)
+        if framework == "torch":
+            _copy(buffer, result, stream)
+        else:
+            buffer[...] = result
+        placed.append(buffer)
+    return tuple(placed)
+
+
+def _copy(buffer: Any, result: Any, stream: Any) -> None:
+    import torch  # they are its tensors
+
+    from cudnn_fe.core.streams import torch_stream
+
+    with torch.no_grad():
+        if stream is None or not buffer.is_cuda:
+            buffer.copy_(result)
+            return
+        launch = torch_stream(stream, buffer.get_device())
+        with torch.cuda.stream(launch):
+            buffer.copy_(result)
+        buffer.record_stream(launch)
+
+
+def require_flag(value: Any, name: str) -> None:
+    """Raises OptionError unless ``value`` is a bool."""
+    if not isinstance(value, bool):
+        raise OptionError(name, got=repr(value), wanted="True or False", remedy="pass a Python bool")
+
+
+def check_samples(problem: Problem, samples: tuple[TensorSpec | None, ...]) -> tuple[TensorSpec | None, ...]:
+    """The samples of a class's outputs, checked against the problem's."""
+    for sample, wanted in zip(samples, problem.outputs, strict=True):
+        if sample is None:
+            continue
+        if sample.shape != wanted.shape:
+            raise ShapeError(sample.name, got=str(sample.shape), wanted=str(wanted.shape), remedy="allocate that shape")
+        if sample.dtype != wanted.dtype:
+            raise DTypeError(sample.name, got=str(sample.dtype), wanted=str(wanted.dtype), remedy="allocate that dtype")
+    return samples
+
+
+def require_positive(value: Any, name: str) -> None:
+    """Raises OptionError unless ``value`` is an int above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(name, got=repr(value), wanted="an int above 0", remedy="pass a Python int")

@@ -1,0 +1,64 @@
+"""Pieces of the references, in array-API style: one source for NumPy, torch and JAX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["activate", "activation_slope", "arange", "astype", "concrete", "sigmoid", "zeros", "zeros_like"]
+
+
+def sigmoid(xp: Any, x: Any) -> Any:
+    """``1 / (1 + exp(-x))`` without overflow for any finite x, NaN for NaN."""
+    small = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
+
+
+def activate(xp: Any, z: Any, activation: str) -> Any:
+    """z, or ``z * sigmoid(z)``."""
+    return z * sigmoid(xp, z) if activation == "silu" else z
+
+
+def activation_slope(xp: Any, z: Any, activation: str) -> Any:
+    """The activation's derivative; ``1 - sigmoid(z)`` is taken as ``sigmoid(-z)``, which keeps its digits."""
+    if activation != "silu":
+        return xp.ones_like(z)
+    return sigmoid(xp, z) * (1.0 + z * sigmoid(xp, -z))
+
+
+def astype(x: Any, name: str) -> Any:
+    """``x`` in the framework's dtype called ``name``."""
+    if hasattr(x, "astype"):
+        import ml_dtypes
+
+        return x.astype(getattr(ml_dtypes, name, name))
+    import torch  # x is its tensor
+
+    return x.to(getattr(torch, name))
+
+
+def arange(xp: Any, count: int, like: Any) -> Any:
+    """Integers from 0 to ``count - 1``, where ``like`` lives."""
+    if hasattr(like, "get_device"):  # torch's tensors live in one of several places
+        return xp.arange(count, device=like.device)
+    return xp.arange(count)
+
+
+def zeros(xp: Any, shape: tuple[int, ...], like: Any) -> Any:
+    """Zeros of ``like``'s type, where it lives."""
+    if hasattr(like, "get_device"):
+        return xp.zeros(shape, dtype=like.dtype, device=like.device)
+    return xp.zeros(shape, dtype=like.dtype)
+
+
+def concrete(xp: Any) -> bool:
+    """Whether arrays of ``xp`` hold values that Python code may look at; JAX's may be tracers."""
+    return str(xp.__name__) != "jax.numpy"
+
+
+def zeros_like(x: Any) -> Any:
+    """Zeros in the form of a framework's array."""
+    if hasattr(x, "new_zeros"):  # torch: an in-between expression of x would cost a pass over it
+        return x.new_zeros(x.shape)
+    import jax.numpy as jnp  # x is its array
+
+    return jnp.zeros_like(x)

@@ -1,0 +1,127 @@
+"""Which kernels serve the causal convolution, why they may refuse, and what they are compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
+from cudnn_fe.conv.operands import vector_length
+from cudnn_fe.core.device import Device
+from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.core.op import Kernel
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
+
+if TYPE_CHECKING:
+    from cudnn_fe.conv.causal_conv1d.op import CausalConv1d, CausalConv1dBackward, Sequences
+
+__all__ = ["BACKWARD_KERNELS", "FORWARD_KERNELS", "TARGETS", "THREADS", "WIDEST"]
+
+TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+THREADS = 128
+WIDEST = 8  # taps that stay in registers
+_SHORTEST = 32  # tokens that a chunk of the backward should have
+# Blocks for each multiprocessor that splitting time aims at. The backward along channels fills the registers with two
+# blocks, and one round of them leaves the fewest partial sums; the others hold four to eight at once.
+_FORWARD_WAVES = 16
+_BACKWARD_WAVES = {"channels": 2, "time": 8}
+
+
+def _refuse_wide(problem: Sequences, where: Device) -> str | None:
+    if problem.width > WIDEST:
+        return f"it keeps the taps in registers and serves W up to {WIDEST}, not {problem.width}"
+    return _refuse(problem, where)
+
+
+def _refuse(problem: Sequences, where: Device) -> str | None:
+    if where.capability < (8, 0):
+        return "it needs compute capability 8.0 or newer"
+    if max(problem.extents) >= 2**31 or problem.extents[0] * problem.extents[1] >= 2**31:
+        return "it counts rows and tokens in 32 bits"
+    return None
+
+
+def _major(problem: Sequences) -> Literal["channels", "time"]:
+    """The contiguous dim; channels where both or neither are."""
+    _, channels, time = problem.extents
+    strides = problem.x.strides
+    along_time = time > 1 and strides[problem.time_dim] == 1
+    along_channels = channels > 1 and strides[problem.channel_dim] == 1
+    return "time" if along_time and not along_channels else "channels"
+
+
+def _power_above(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], final: bool, backward: bool) -> ConvSpec:
+    major = _major(problem)
+    _, channels, time = problem.extents
+    dim, extent = (problem.channel_dim, channels) if major == "channels" else (problem.time_dim, time)
+    vector = vector_length(dim, problem.x, *like_x, itemsize=problem.x.dtype.itemsize)
+    if problem.width > WIDEST:
+        vector = 1
+    elif major == "channels" and problem.width > 4:
+        vector = min(vector, 4)  # taps and samples of wider filters would not stay in registers
+    return ConvSpec(
+        x_dtype=problem.x.dtype.name,
+        weight_dtype=problem.weight.dtype.name,
+        bias_dtype=problem.bias.dtype.name if problem.bias is not None else None,
+        silu=problem.activation == "silu",
+        width=problem.width,
+        packed=problem.cu_seqlens is not None,
+        initial=problem.initial_states is not None,
+        final=final,
+        layout=problem.layout,
+        major=major,
+        vector=vector,
+        lanes=min(_power_above(-(-extent // vector)), THREADS if major == "channels" else 32),
+        waves=_BACKWARD_WAVES[major] if backward else _FORWARD_WAVES,
+        multiprocessors=where.multiprocessors,
+    )
+
+
+def _forward_spec(problem: CausalConv1d, where: Device) -> ConvSpec:
+    return _spec(problem, where, problem.outputs[:1], problem.return_final_states, False)
+
+
+def _backward_spec(problem: CausalConv1dBackward, where: Device) -> ConvSpec:
+    like_x = (problem.dy, problem.outputs[0])
+    return _spec(problem, where, like_x, problem.d_final_states is not None, True)
+
+
+def _partial_sums(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[TensorSpec, ...]:
+    """(batch * chunks, W+1, D): each chunk of time has sums of its own. The kernel takes the chunks from the shape."""
+    batch, channels, time = problem.extents
+    wanted = spec.waves * spec.multiprocessors
+    side_by_side = THREADS // spec.lanes
+    if spec.major == "channels":
+        blocks = -(-channels // (spec.vector * spec.lanes)) * batch
+        chunks = min(max(wanted // blocks, 1) * side_by_side, -(-time // _SHORTEST))
+    else:
+        blocks = -(-batch * channels // side_by_side)
+        chunks = min(max(wanted // blocks, 1), -(-time // (spec.vector * spec.lanes)))
+    shape = (batch * chunks, spec.width + 1, channels)
+    kind = dtype("float64" if spec.x_dtype == "float64" else "float32")
+    return (TensorSpec(shape, contiguous_strides(shape), kind, problem.device, 16, "partial_sums"),)
+
+
+def _long_scratch(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[TensorSpec, ...]:
+    """The partial sums, and dz laid out as dx."""
+    dx, kind = problem.outputs[0], dtype("float64" if spec.x_dtype == "float64" else "float32")
+    return (*_partial_sums(problem, spec), replace(dx, dtype=kind, name="dz"))
+
+
+_FOLDER = "cudnn_fe.conv.causal_conv1d"
+FORWARD_KERNELS = (
+    Kernel("portable", f"{_FOLDER}.portable", _refuse_wide, _forward_spec, TARGETS, opt_in=True),
+    Kernel("portable", f"{_FOLDER}.portable_long", _refuse, _forward_spec, TARGETS, opt_in=True),
+)
+BACKWARD_KERNELS = (
+    Kernel(
+        "portable", f"{_FOLDER}.portable_backward", _refuse_wide, _backward_spec, TARGETS, _partial_sums, opt_in=True
+    ),
+    Kernel(
+        "portable", f"{_FOLDER}.portable_backward_long", _refuse, _backward_spec, TARGETS, _long_scratch, opt_in=True
+    ),
+)

@@ -1,0 +1,36 @@
+"""What the decoding step's kernel is compiled for: plain data, no kernel, no framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["UpdateSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSpec:
+    """Everything that one compiled kernel depends on; extents and strides are met at run time.
+
+    Attributes:
+        x_dtype: Element type of x, the states and the output.
+        weight_dtype: Element type of the taps.
+        bias_dtype: Element type of the bias, None without one.
+        silu: Whether SiLU follows.
+        width: Number of taps W.
+        lanes: Samples L that a slot holds.
+        ring: Whether slots are rings, and the samples seen come along.
+        indexed: Whether slots are named by indices.
+        vector: Channels that one thread takes; x, states and output hold them side by side.
+        whole_taps: Whether a thread's taps lie in one aligned piece.
+    """
+
+    x_dtype: str
+    weight_dtype: str
+    bias_dtype: str | None
+    silu: bool
+    width: int
+    lanes: int
+    ring: bool
+    indexed: bool
+    vector: int
+    whole_taps: bool

@@ -1,0 +1,106 @@
+"""Rules that the ops of this family share: element types, shapes, places, and what makes an index array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_fe.core.errors import DeviceError, DTypeError, ShapeError, StrideError
+from cudnn_fe.core.tensor import TRACED, TensorSpec, contiguous_strides
+
+__all__ = [
+    "ANY_LAYOUT",
+    "FLOATS",
+    "canonical_activation",
+    "require_dtype",
+    "require_index",
+    "require_parameter",
+    "require_same_device",
+    "require_shape",
+    "states_output",
+    "vector_length",
+]
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
+ANY_LAYOUT = "any strides; fastest where one dim is contiguous"
+_VECTOR_BYTES = 16
+
+
+def require_dtype(spec: TensorSpec, allowed: tuple[str, ...]) -> None:
+    """Raises DTypeError unless the operand's element type is in ``allowed``."""
+    if spec.dtype.name not in allowed:
+        raise DTypeError(
+            spec.name, got=str(spec.dtype), wanted=f"one of {', '.join(allowed)}", remedy="cast the operand"
+        )
+
+
+def require_shape(spec: TensorSpec, shape: tuple[int, ...], layout: str) -> None:
+    """Raises ShapeError unless the operand has exactly this shape; ``layout`` names the dims."""
+    spec.require_rank(len(shape), layout)
+    if spec.shape != shape:
+        raise ShapeError(spec.name, got=str(spec.shape), wanted=f"{layout} = {shape}", remedy="pass matching operands")
+
+
+def require_parameter(spec: TensorSpec, x: TensorSpec) -> None:
+    """Raises DTypeError unless a weight or bias has x's element type, or float32 beside a half-precision x."""
+    allowed = (x.dtype.name, "float32") if x.dtype.name in HALVES else (x.dtype.name,)
+    if spec.dtype.name not in allowed:
+        raise DTypeError(
+            spec.name,
+            got=str(spec.dtype),
+            wanted=f"{' or '.join(allowed)}, beside {x.name} of {x.dtype}",
+            remedy="cast one of the operands",
+        )
+
+
+def require_index(spec: TensorSpec, shape: tuple[int, ...], layout: str) -> None:
+    """Raises unless the operand is a contiguous int32 vector of this shape."""
+    require_dtype(spec, ("int32",))
+    require_shape(spec, shape, layout)
+    if not spec.dense_in(0):
+        raise StrideError(
+            spec.name, got=f"strides {spec.strides}", wanted="contiguous elements", remedy="call contiguous() on it"
+        )
+
+
+def require_same_device(first: TensorSpec, *others: TensorSpec | None) -> None:
+    """Raises DeviceError unless all operands live in one place."""
+    for other in others:
+        if other is not None and other.device != first.device and TRACED not in (first.device, other.device):
+            raise DeviceError(
+                other.name,
+                got=other.device,
+                wanted=f"{first.device}, where {first.name} is",
+                remedy="move the operands to one device",
+            )
+
+
+def states_output(name: str, count: int, channels: int, lanes: int, like: TensorSpec) -> TensorSpec:
+    """States (S, D, W-1) whose channels are contiguous in memory, as decoding steps read them fastest."""
+    shape = (count, channels, lanes)
+    return TensorSpec(shape, contiguous_strides(shape, (1, 2, 0)), like.dtype, like.device, 16, name)
+
+
+def vector_length(dim: int, *specs: TensorSpec, itemsize: int) -> int:
+    """How many elements along ``dim`` every operand can be read and written at once: a power of two, to 16 bytes.
+
+    Args:
+        dim: The dim that vectors lie along.
+        specs: Operands of one shape.
+        itemsize: Size of the largest element.
+    """
+    length = max(_VECTOR_BYTES // itemsize, 1)
+    for spec in specs:
+        if not spec.dense_in(dim):
+            return 1
+        steps = [step for at, step in enumerate(spec.strides) if at != dim and spec.shape[at] > 1]
+        while length > 1 and (
+            spec.alignment % (length * spec.dtype.itemsize) or any(n % length for n in (*steps, spec.shape[dim]))
+        ):
+            length //= 2
+    return length
+
+
+def canonical_activation(given: Any) -> str | None:
+    """``"identity"`` or ``"silu"`` for any documented spelling, None for others."""
+    return {None: "identity", "identity": "identity", "silu": "silu", "swish": "silu"}.get(given)

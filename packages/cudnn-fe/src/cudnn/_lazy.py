@@ -14,7 +14,7 @@ from cudnn_fe.core.registry import families
 
 __all__ = ["find", "names"]
 
-_SUBMODULES = frozenset({"api_base", "collect_env", "gemm", "jax", "ops"})
+_SUBMODULES = frozenset({"api_base", "collect_env", "engram", "gemm", "hstu", "jax", "ops", "rmsnorm_rht_amax", "rope"})
 
 
 @lru_cache(maxsize=1)

@@ -136,7 +136,7 @@ def _numbers(op: Op, scalars: tuple[Any, ...]) -> tuple[float, ...]:
                 wanted="a number that is known on the host, and static under jit",
                 remedy=f"pass {name} as a Python float, or multiply by the array yourself",
             )
-    return tuple(float(value) for value in scalars)
+    return tuple(int(x) if name in op.integers else float(x) for name, x in zip(op.scalars, scalars, strict=True))
 
 
 def _frozen(options: tuple[tuple[str, Any], ...]) -> Options:

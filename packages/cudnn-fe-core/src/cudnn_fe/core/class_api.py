@@ -7,15 +7,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
 from cudnn_fe.core.device import cuda_device_count, device
-from cudnn_fe.core.errors import AlignmentError, FrameworkError, NotCompiledError, ShapeError
+from cudnn_fe.core.errors import (
+    AlignmentError,
+    DeviceError,
+    FrameworkError,
+    NotCompiledError,
+    OptionError,
+    ShapeError,
+)
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.frameworks import common_framework
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.streams import torch_stream
-from cudnn_fe.core.tensor import TensorSpec, pointer_of, refuse_overlap, spec_of
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, pointer_of, refuse_overlap, spec_of
 
 __all__ = ["OpClass"]
 
@@ -31,6 +39,7 @@ class OpClass:
 
     op: ClassVar[Op]
     _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]]
+    _free: ClassVar[Mapping[str, tuple[int, ...]] | None] = None
 
     if TYPE_CHECKING:  # the subclasses' signatures are made at run time
 
@@ -75,7 +84,9 @@ class OpClass:
         assert self._problem is not None
         specs = [spec for spec in (*self._problem.inputs, *self._outputs) if spec is not None]
         wanted = tuple(spec is not None for spec in self._outputs)
-        if self._problem.device.startswith("cuda"):
+        if self._free is not None:
+            self._run = _free_launch(self.op, self._problem, specs, self._free)
+        elif self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
             function = None
             if choice.kernel is not None:
@@ -84,6 +95,32 @@ class OpClass:
         else:
             self._run = _reference_launch(self.op, self._problem, specs, wanted)
         self._arguments = None
+
+    @property
+    def problem(self) -> Problem:
+        """What the op was made for, once `check_support` has accepted it."""
+        assert self._problem is not None
+        return self._problem
+
+    def scratch_workspace_bytes(self) -> int:
+        """Bytes of the workspace that ``execute`` takes; 0 where it takes none."""
+        return 0
+
+    def _check_workspace(self, workspace: Any) -> None:
+        """Raises unless the workspace is a contiguous, 16-byte aligned buffer of enough bytes on the op's device."""
+        wanted = f"{self.scratch_workspace_bytes()} contiguous bytes, 16-byte aligned, on {self.problem.device}"
+        remedy = f"allocate {type(self).__name__}.scratch_workspace_bytes() bytes"
+        if workspace is None:
+            raise OptionError("workspace", got="None", wanted=wanted, remedy=remedy)
+        spec = spec_of(workspace, "workspace")
+        if spec.strides != contiguous_strides(spec.shape) or spec.nbytes < self.scratch_workspace_bytes():
+            raise ShapeError(
+                "workspace", got=f"{spec.shape} {spec.dtype}, {spec.strides}", wanted=wanted, remedy=remedy
+            )
+        if spec.alignment < 16:
+            raise AlignmentError("workspace", got=f"{spec.alignment} bytes", wanted=wanted, remedy=remedy)
+        if spec.device != self.problem.device:
+            raise DeviceError("workspace", got=spec.device, wanted=wanted, remedy=remedy)
 
     def _require_compiled(self) -> Launch:
         if self._run is None:
@@ -196,6 +233,57 @@ def _cuda_launch(
                 start(tensors, scalars)
 
     return launch
+
+
+def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mapping[str, tuple[int, ...]]) -> Launch:
+    """Launch on tensors that may differ from the samples in some extents: a plan per set of extents, found by them."""
+    if problem.device.startswith("cuda"):
+        choice = choose(op, problem)
+        if choice.kernel is not None:
+            compiled(choice.kernel.module, choice.spec, device(problem.device).arch)
+    fixed = [
+        tuple((dim, n) for dim, n in enumerate(spec.shape) if dim not in free.get(spec.name, ())) for spec in specs
+    ]
+    options = problem.options
+    seen: set[tuple[Any, ...]] = set()
+
+    def launch(
+        inputs: tuple[Any, ...],
+        outputs: tuple[Any, ...],
+        scalars: tuple[float, ...],
+        stream: Any,
+        workspace: Any = None,
+    ) -> None:
+        tensors = inputs + outputs
+        shapes = tuple([tuple(tensor.shape) for tensor in tensors if hasattr(tensor, "shape")])
+        if shapes not in seen:
+            for tensor, spec, extents in zip(tensors, specs, fixed, strict=True):
+                shape = spec_of(tensor, spec.name).shape
+                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents):
+                    raise _mismatch(tensor, spec)
+            seen.add(shapes)
+        for tensor, spec in zip(tensors, specs, strict=True):
+            if getattr(tensor, "requires_grad", False):
+                raise _needs_gradient(spec.name)
+        if spec_of(tensors[0], specs[0].name).device != specs[0].device:
+            raise _mismatch(tensors[0], specs[0])
+        if workspace is None:
+            call(op, inputs, options, scalars, stream=stream, outs=outputs)
+            return
+        from cudnn_fe.core.torch import torch_op  # the workspace is a torch tensor, as its check found
+
+        torch_op(op).eager(inputs, options, scalars, None, stream, outputs, workspace)
+
+    return launch
+
+
+def _needs_gradient(name: str) -> Exception:
+    return OptionError(
+        name,
+        got="a tensor that requires a gradient",
+        wanted="one that does not: the class API records no derivatives",
+        remedy="detach it, or use the function",
+    )
 
 
 def _results(

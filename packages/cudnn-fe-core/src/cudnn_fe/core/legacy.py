@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cudnn_fe.core.class_api import OpClass
 from cudnn_fe.core.errors import NotYetSupportedError
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.core.tuple_dict import TupleDict
 
 __all__ = ["LegacyClass", "LegacyFunction", "make_class", "make_function"]
 
@@ -50,6 +51,11 @@ class LegacyClass:
         scalars: Its parameters that are numbers; None there means the constructor's value. Empty: the constructor's.
         absent: Its parameters that must be None in the modes served.
         bind: From the constructor's arguments to the problem, the outputs' specs and the scalars.
+        free: Dims that may differ from the samples' at each `execute`, by operand or output of the problem; None: none.
+        returns: Its parameters that `execute` returns, as a mapping, ``"key=parameter"`` where the names differ.
+        bare: Whether the one returned is returned itself.
+        scratch_bytes: Bytes of the workspace that the documentation asks for; gives ``scratch_workspace_bytes``.
+        methods: Further methods, by name.
     """
 
     name: str
@@ -61,6 +67,11 @@ class LegacyClass:
     scalars: tuple[str, ...]
     absent: tuple[str, ...]
     bind: Bind
+    free: Mapping[str, tuple[int, ...]] | None = None
+    returns: tuple[str, ...] = ()
+    bare: bool = False
+    scratch_bytes: Callable[[Any], int] | None = None
+    methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 def _names(parameters: str) -> list[str]:
@@ -113,12 +124,19 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
         lines.append(f"    if not ({' is '.join((*row.absent, 'None'))}):")
         lines.append(f"        _refuse({{{', '.join(f'{name!r}: {name}' for name in row.absent)}}})")
     lines.append("    run = self._run or self._require_compiled()")
-    lines.append(f"    run({tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {numbers}, {stream})")
+    given = f"{tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {numbers}, {stream}"
+    if "workspace" in _names(row.execute):
+        lines.append("    self._check_workspace(workspace)")
+        given += ", workspace"
+    lines.append(f"    run({given})")
+    if row.returns:
+        pairs = ", ".join(name if "=" in name else f"{name}={name}" for name in row.returns)
+        lines.append(f"    return {row.returns[0] if row.bare else f'_TupleDict({pairs})'}")
     init.__qualname__ = f"{row.name}.__init__"
     execute = _define(
         "execute",
         "\n".join(lines),
-        {"_refuse": _refuse_modes},
+        {"_refuse": _refuse_modes, "_TupleDict": TupleDict},
         module,
         "Launch into the given outputs on ``current_stream``; allocates nothing and does not synchronise.",
     )
@@ -126,6 +144,7 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
     body = {
         "op": row.op,
         "_bind": staticmethod(row.bind),
+        "_free": row.free,
         "__init__": init,
         "execute": execute,
         "__module__": module,
@@ -133,7 +152,18 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
         "Samples are tensors or anything with shape, strides, dtype and device; ``check_support``, ``compile``, then\n"
         "``execute`` with tensors like the samples.",
     }
-    return type(row.name, (OpClass,), body)
+    if row.scratch_bytes is not None:
+        body["scratch_workspace_bytes"] = _workspace_method(row.scratch_bytes)
+    return type(row.name, (OpClass,), {**body, **row.methods})
+
+
+def _workspace_method(count: Callable[[Any], int]) -> Callable[[OpClass], int]:
+    def scratch_workspace_bytes(self: OpClass) -> int:
+        """Bytes of the workspace that ``execute`` takes; 0 where it takes none."""
+        self.check_support()
+        return count(self.problem)
+
+    return scratch_workspace_bytes
 
 
 def _refuse_modes(given: Mapping[str, Any]) -> None:

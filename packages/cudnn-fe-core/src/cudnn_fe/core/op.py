@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.device import Device
@@ -48,7 +47,7 @@ class Problem(ABC):
     output_count: ClassVar[int] = 1  # 0 where it depends on the options
     in_place: ClassVar[Mapping[int, str]] = {}  # result to the operand that it may share its memory with
     # Outputs, by position, that the class API folds into what their buffers hold instead of overwriting it.
-    accumulates: ClassVar[Mapping[int, Literal["sum", "maximum"]]] = MappingProxyType({})
+    accumulates: ClassVar[Mapping[int, Literal["sum", "maximum"]]] = {}
 
     @classmethod
     @abstractmethod
@@ -90,10 +89,7 @@ class Problem(ABC):
                     wanted=str(getattr(wanted, what)),
                     remedy="allocate the documented output",
                 )
-        if given.strides != wanted.strides:
-            raise StrideError(
-                given.name, got=f"strides {given.strides}", wanted=str(wanted.strides), remedy="allocate it compact"
-            )
+        self.check_output_layout(position, given)
         if given.alignment < wanted.alignment:
             raise AlignmentError(
                 given.name,
@@ -101,6 +97,20 @@ class Problem(ABC):
                 wanted=f"{wanted.alignment} bytes",
                 remedy="allocate a buffer of its own",
             )
+
+    def check_output_layout(self, position: int, given: TensorSpec) -> None:
+        """Raises StrideError unless the strides of a buffer for result ``position`` are served."""
+        wanted = self.outputs[position]
+        if given.strides != wanted.strides:
+            raise StrideError(
+                given.name, got=f"strides {given.strides}", wanted=str(wanted.strides), remedy="allocate it compact"
+            )
+
+    @property
+    def options(self) -> tuple[tuple[str, Hashable], ...]:
+        """The fields that are no operands, as pairs."""
+        names = (row.name for row in fields(self) if row.name not in self.operands)
+        return tuple((name, getattr(self, name)) for name in names)
 
     @property
     def inputs(self) -> tuple[TensorSpec | None, ...]:
@@ -180,7 +190,9 @@ class Op:
         source: Where the definition comes from.
         notes: Paragraphs on deviations, determinism, and tolerances.
         results: Keys of the results; those beyond the kernels' outputs are None.
-        scalars: Names of the floating-point arguments that are not part of the problem.
+        scalars: Names of the numbers that are not part of the problem.
+        integers: Those of them that are whole: kernels take them as such.
+        autocast: Whether float32 operands take autocast's type, as those of a matrix product do.
         legacy: Other public names of the same op.
         jax_name: Public name of the JAX entry, where there is one.
         gradient: ``"module:attribute"`` of its derivative rule, where there is one.
@@ -201,6 +213,8 @@ class Op:
     notes: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
     scalars: tuple[str, ...] = ()
+    integers: frozenset[str] = frozenset()
+    autocast: bool = True
     legacy: tuple[str, ...] = ()
     jax_name: str | None = None
     gradient: str | None = None

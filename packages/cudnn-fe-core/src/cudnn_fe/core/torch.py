@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -88,8 +89,14 @@ class TorchPlan:
                 written.append((spec, out.data_ptr()))
         refuse_overlap(list(inputs.values()), written)
 
-    def run(self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]) -> None:
-        """Write the results into ``outputs`` on the current stream."""
+    def run(
+        self,
+        operands: Tensors,
+        outputs: list[torch.Tensor],
+        scalars: tuple[float, ...],
+        workspace: torch.Tensor | None = None,
+    ) -> None:
+        """Write the results into ``outputs`` on the current stream; scratch is the caller's or fresh."""
         function = self.function
         if function is None:
             self._run_reference(operands, outputs, scalars)
@@ -97,12 +104,24 @@ class TorchPlan:
         if self.op.problem.optional:
             operands = tuple([t for t in operands if t is not None])
         if self.scratch:
-            outputs = outputs + [torch.empty_strided(s, t, dtype=d, device=p) for s, t, d, p in self.scratch]
+            outputs = [*outputs, *(self._fresh_scratch() if workspace is None else self._carve(workspace))]
         if self.device_index == torch.cuda.current_device():
             function(*operands, *outputs, *scalars)
         else:
             with torch.cuda.device(self.device_index):
                 function(*operands, *outputs, *scalars)
+
+    def _fresh_scratch(self) -> list[torch.Tensor]:
+        return [torch.empty_strided(s, t, dtype=d, device=p) for s, t, d, p in self.scratch]
+
+    def _carve(self, workspace: torch.Tensor) -> list[torch.Tensor]:
+        """The scratch buffers inside the caller's workspace, each at a multiple of 128 bytes."""
+        raw, offset, parts = workspace.view(torch.uint8).view(-1), 0, []
+        for shape, _, kind, _ in self.scratch:
+            nbytes = prod(shape) * kind.itemsize
+            parts.append(raw[offset : offset + nbytes].view(kind).view(shape))
+            offset += -(-nbytes // 128) * 128
+        return parts
 
     def _run_reference(self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]) -> None:
         import array_api_compat.torch as xp
@@ -159,18 +178,19 @@ class TorchOp:
         backend: str | None,
         stream: Any = None,
         outs: Tensors | None = None,
+        workspace: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Run now, without recording derivatives."""
         plan = self.plan(operands, options, backend)
         if stream is None or plan.device_index < 0:
             outputs = plan.allocate() if outs is None else plan.place(operands, outs)
-            plan.run(operands, outputs, scalars)
+            plan.run(operands, outputs, scalars, workspace)
             return tuple(outputs)
         launch = torch_stream(stream, plan.device_index)
         with torch.cuda.stream(launch):
             outputs = plan.allocate() if outs is None else plan.place(operands, outs)
-            plan.run(operands, outputs, scalars)
-        for tensor in (*operands, *(outs or ())):
+            plan.run(operands, outputs, scalars, workspace)
+        for tensor in (*operands, *(outs or ()), workspace):
             if tensor is not None:
                 tensor.record_stream(launch)
         return tuple(outputs)
@@ -206,7 +226,7 @@ def call_torch(
         if type(tensor) not in _PLAIN or tensor.is_neg():
             direct = False
         wants_gradient = wants_gradient or tensor.requires_grad
-    if _autocast_anywhere():
+    if op.autocast and _autocast_anywhere():
         operands = _autocast(operands)
     if not direct:
         from cudnn_fe.core.torch_library import call_library  # imports torch's compiler, which takes seconds
@@ -236,7 +256,8 @@ def trace_torch(
     """Put an op into the graph that torch.compile or torch.export is tracing."""
     from cudnn_fe.core.torch_library import call_library
 
-    return call_library(op, _autocast(_views(operands)), options, scalars, backend, outs)
+    views = _views(operands)
+    return call_library(op, _autocast(views) if op.autocast else views, options, scalars, backend, outs)
 
 
 def _refuse_tangents(name: str, operands: Tensors) -> None:

@@ -106,8 +106,9 @@ def _register(runner: TorchOp) -> None:
         return {"Tensor": outputs[0], "Tensor[]": list(outputs)}.get(results, outputs)
 
     def run(*arguments: Any) -> Any:
-        scalars, pairs, backend = arguments[count:]
-        return packed(runner.eager(arguments[:count], _decode_options(tuple(pairs)), tuple(scalars), backend or None))
+        numbers, pairs, backend = arguments[count:]
+        scalars = tuple(int(x) if name in op.integers else x for name, x in zip(op.scalars, numbers, strict=True))
+        return packed(runner.eager(arguments[:count], _decode_options(tuple(pairs)), scalars, backend or None))
 
     def fake(*arguments: Any) -> Any:
         _, pairs, _ = arguments[count:]

@@ -1,0 +1,54 @@
+"""fp32 arithmetic whose rounding no compiler may change: one rounding an operation, or one for a fused pair.
+
+Plain ``a * b + c`` in a kernel may or may not be contracted into one rounding. Contracts that fix it use these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import Float32
+
+from cudnn_fe.core.cute.ptx_base import assemble
+
+__all__ = ["add", "divide", "fused_multiply_add", "multiply", "reciprocal_square_root", "square_root", "subtract"]
+
+
+def _one(code: str, *arguments: Any) -> Float32:
+    (value,) = assemble(code, [Float32], [Float32(argument) for argument in arguments])
+    return value
+
+
+def add(a: Any, b: Any) -> Float32:
+    """``a + b``, rounded once."""
+    return _one("add.rn.f32 $0, $1, $2;", a, b)
+
+
+def subtract(a: Any, b: Any) -> Float32:
+    """``a - b``, rounded once."""
+    return _one("sub.rn.f32 $0, $1, $2;", a, b)
+
+
+def multiply(a: Any, b: Any) -> Float32:
+    """``a * b``, rounded once."""
+    return _one("mul.rn.f32 $0, $1, $2;", a, b)
+
+
+def divide(a: Any, b: Any) -> Float32:
+    """``a / b``, correctly rounded: some ten instructions and a slow path."""
+    return _one("div.rn.f32 $0, $1, $2;", a, b)
+
+
+def fused_multiply_add(a: Any, b: Any, c: Any) -> Float32:
+    """``a * b + c``, rounded once."""
+    return _one("fma.rn.f32 $0, $1, $2, $3;", a, b, c)
+
+
+def square_root(a: Any) -> Float32:
+    """The correctly rounded square root."""
+    return _one("sqrt.rn.f32 $0, $1;", a)
+
+
+def reciprocal_square_root(a: Any) -> Float32:
+    """``1 / sqrt(a)`` within two units in the last place, by the special-function unit."""
+    return _one("rsqrt.approx.f32 $0, $1;", a)

@@ -1,0 +1,228 @@
+"""LayerNorm-Multiply-SiLU-Dropout: up to 32 lanes share a row, which stays in their registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+
+from cudnn_fe.core.cute.activations import silu
+from cudnn_fe.core.cute.arguments import fake_tensor
+from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
+from cudnn_fe.core.cute.exact import divide, square_root
+from cudnn_fe.core.cute.philox import philox4x32
+from cudnn_fe.core.cute.ptx_base import load_global
+from cudnn_fe.core.cute.row_reduce import RowGroups
+from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_global, store_words
+from cudnn_fe.core.cute.small_floats import as_bits
+from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
+
+__all__ = ["fake_arguments", "launcher"]
+
+_PRODUCT, _X, _GATE = 0, 1, 2  # planes of the counter, and bits of the mask
+_UNSIGNED = -0x80000000  # flips the sign bit: signed comparison then orders unsigned words
+
+
+class _Forward:
+    def __init__(self, spec: LmsdSpec) -> None:
+        self.spec, self.plan = spec, spec.plan
+        self.per_row = spec.columns // VECTOR
+        self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
+
+    @cute.jit
+    def launch(
+        self,
+        stream: cuda.CUstream,
+        tensors: cutlass.Constexpr,
+        mask: Any,
+        eps: Float32,
+        scale: Float32,
+        threshold: Int32,
+        key: cutlass.Constexpr,
+        seed: Any,
+    ) -> None:
+        x, u, weight, bias, y, mean, rstd = tensors
+        grid = ((x.shape[0] - 1) // self.plan.groups + 1, 1, 1)
+        low, high = key
+        self.kernel(x, u, weight, bias, seed, y, mean, rstd, mask, eps, scale, threshold, low, high).launch(
+            grid=grid, block=(self.groups.block, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        x: cute.Tensor,
+        u: cute.Tensor,
+        weight: cute.Tensor,
+        bias: cute.Tensor,
+        seed: Any,
+        y: cute.Tensor,
+        mean: cute.Tensor,
+        rstd: cute.Tensor,
+        mask: Any,
+        eps: Float32,
+        scale: Float32,
+        threshold: Int32,
+        low: Int32,
+        high: Int32,
+    ) -> None:
+        group, lane = self.groups.place()
+        row = Int64(cute.arch.block_idx()[0]) * self.plan.groups + group
+        inside = row < Int64(x.shape[0])
+        limit = cutlass.select_(inside, Int32(self.per_row), Int32(0))
+        xs, us, ws, bs = (cute.make_rmem_tensor(4 * self.plan.vectors, Int32) for _ in range(4))
+        load_vectors(xs, row_address(x, row), lane, self.plan.threads, limit, 16)
+        load_vectors(us, row_address(u, row), lane, self.plan.threads, limit, 16)
+        load_vectors(ws, weight.iterator.toint(), lane, self.plan.threads, self.per_row, 16)
+        load_vectors(bs, bias.iterator.toint(), lane, self.plan.threads, self.per_row, 16)
+        if cutlass.const_expr(self.spec.seed_operand):
+            words = load_global(seed.iterator.toint(), 4, 1) + load_global(seed.iterator.toint() + 4, 4, 1)
+            low, high = words[0], words[1]
+        total, squares = Float32(0.0), Float32(0.0)
+        for value in widen_pairs([xs[index] for index in range(4 * self.plan.vectors)]):
+            total += value
+            squares += value * value
+        total, squares = self.groups.sum([total, squares], Int32(0), Int32(0))
+        share = Float32(1.0 / self.spec.columns)
+        centre = total * share
+        variance = squares * share - centre * centre
+        # NaN stays: only a negative variance is clamped.
+        variance = cutlass.select_(variance < Float32(0.0), Float32(0.0), variance)
+        spread = divide(1.0, square_root(variance + eps))
+        first = Int32(inside) * Int32(lane == 0)
+        for statistic, value in ((mean, centre), (rstd, spread)):
+            store_global(statistic.iterator.toint() + row * 4, [as_bits(value)], 4, first)
+        for index in cutlass.range_constexpr(self.plan.vectors):
+            x8, u8, w8, b8 = (widen_pairs([part[index * 4 + word] for word in range(4)]) for part in (xs, us, ws, bs))
+            gate = u8
+            if cutlass.const_expr(self.spec.apply_u_silu):
+                gate = [silu(value) for value in u8]
+            product = [((a - centre) * spread * w + b) * g for a, w, b, g in zip(x8, w8, b8, gate, strict=True)]
+            segments = [(product, _PRODUCT)]
+            if cutlass.const_expr(self.spec.concat_x):
+                segments = [(x8, _X), *segments]
+            if cutlass.const_expr(self.spec.concat_u):
+                segments = [(gate, _GATE), *segments]
+            vector = lane + index * self.plan.threads
+            valid = Int32(vector < limit)
+            bits = [Int32(0)] * VECTOR
+            target = row_address(y, row) + Int64(vector) * 16
+            for place, (values, plane) in enumerate(segments):
+                if cutlass.const_expr(self.spec.dropout):
+                    kept = self.kept(Int32(row), vector, plane, threshold, low, high)
+                    values = [
+                        cutlass.select_(keep != 0, value * scale, Float32(0.0))
+                        for keep, value in zip(kept, values, strict=True)
+                    ]
+                    bits = [old | (keep << plane) for old, keep in zip(bits, kept, strict=True)]
+                store_words(target + place * (self.spec.columns * 2), narrow_pairs(values), 16, valid)
+            if cutlass.const_expr(self.spec.dropout):
+                packed = [bits[at] | (bits[at + 1] << 8) | (bits[at + 2] << 16) | (bits[at + 3] << 24) for at in (0, 4)]
+                at = mask.iterator.toint() + row * self.spec.columns + Int64(vector) * VECTOR
+                store_global(at, packed, 8, valid)
+
+    def kept(self, row: Any, vector: Any, plane: int, threshold: Any, low: Any, high: Any) -> list[Int32]:
+        """1 for each of a vector's elements that stays in a plane, else 0."""
+        found = []
+        for half in range(2):
+            words = philox4x32((row, vector * 2 + half, Int32(plane), Int32(0)), (low, high))
+            found += [Int32((word ^ _UNSIGNED) >= (threshold ^ _UNSIGNED)) for word in words]
+        return found
+
+
+class _WithoutDropout(_Forward):
+    @cute.jit
+    def __call__(
+        self,
+        stream: cuda.CUstream,
+        x: cute.Tensor,
+        u: cute.Tensor,
+        weight: cute.Tensor,
+        bias: cute.Tensor,
+        y: cute.Tensor,
+        mean: cute.Tensor,
+        rstd: cute.Tensor,
+        eps: Float32,
+        scale: Float32,
+        threshold: Int32,
+        seed_low: Int32,
+        seed_high: Int32,
+    ) -> None:
+        tensors = (x, u, weight, bias, y, mean, rstd)
+        self.launch(stream, tensors, None, eps, scale, Int32(threshold), (Int32(seed_low), Int32(seed_high)), None)
+
+
+class _WithDropout(_Forward):
+    @cute.jit
+    def __call__(
+        self,
+        stream: cuda.CUstream,
+        x: cute.Tensor,
+        u: cute.Tensor,
+        weight: cute.Tensor,
+        bias: cute.Tensor,
+        y: cute.Tensor,
+        mean: cute.Tensor,
+        rstd: cute.Tensor,
+        mask: cute.Tensor,
+        eps: Float32,
+        scale: Float32,
+        threshold: Int32,
+        seed_low: Int32,
+        seed_high: Int32,
+    ) -> None:
+        tensors = (x, u, weight, bias, y, mean, rstd)
+        self.launch(stream, tensors, mask, eps, scale, Int32(threshold), (Int32(seed_low), Int32(seed_high)), None)
+
+
+class _WithSeedOperand(_Forward):
+    @cute.jit
+    def __call__(
+        self,
+        stream: cuda.CUstream,
+        x: cute.Tensor,
+        u: cute.Tensor,
+        weight: cute.Tensor,
+        bias: cute.Tensor,
+        seed: cute.Tensor,
+        y: cute.Tensor,
+        mean: cute.Tensor,
+        rstd: cute.Tensor,
+        mask: cute.Tensor,
+        eps: Float32,
+        scale: Float32,
+        threshold: Int32,
+        seed_low: Int32,
+        seed_high: Int32,
+    ) -> None:
+        tensors = (x, u, weight, bias, y, mean, rstd)
+        self.launch(stream, tensors, mask, eps, scale, Int32(threshold), (Int32(seed_low), Int32(seed_high)), seed)
+
+
+def launcher(spec: LmsdSpec) -> Any:
+    """The host function ``launch(stream, x, u, weight, bias[, seed], y, mean, rstd[, mask], scalars...)`` of a spec."""
+    if not spec.dropout:
+        return _WithoutDropout(spec)
+    return _WithSeedOperand(spec) if spec.seed_operand else _WithDropout(spec)
+
+
+def fake_arguments(spec: LmsdSpec) -> tuple[Any, ...]:
+    """Symbolic stand-ins for the launcher's arguments."""
+    return (
+        fake_tensor("bfloat16", 1, rank=2),
+        fake_tensor("bfloat16", 1, rank=2),
+        fake_tensor("bfloat16", 0, rank=1),
+        fake_tensor("bfloat16", 0, rank=1),
+        *((fake_tensor("int32", 0, rank=1, alignment=4),) if spec.seed_operand else ()),
+        fake_tensor("bfloat16", 1, rank=2),
+        fake_tensor("float32", 0, rank=1),
+        fake_tensor("float32", 0, rank=1),
+        *((fake_tensor("int8", 1, rank=2),) if spec.dropout else ()),
+        Float32(1e-6),
+        Float32(1.0),
+        Int32(0),
+        Int32(0),
+        Int32(0),
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import warnings
 from typing import Any
 
 import jax
@@ -14,8 +16,12 @@ import torch
 
 import cudnn_fe.gemm
 from cudnn_fe.core.block_scale import atom_view
+from cudnn_fe.core.choose import choose
+from cudnn_fe.core.device import Device
 from cudnn_fe.core.errors import DTypeError, NotCompiledError, OptionError, ShapeError, StrideError
+from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.gemm import legacy_scaled as legacy
+from cudnn_fe.gemm.amax.op import AMAX
 from cudnn_fe_testkit.scaled_gemm import KINDS, Case, L, M, N, numbers
 
 gemm: Any = cudnn_fe.gemm  # operands are handed over as lists
@@ -207,3 +213,32 @@ def test_legacy_signatures(name: str, parameters: str) -> None:
     import cudnn
 
     assert list(inspect.signature(getattr(cudnn, name)).parameters) == parameters.split()
+
+
+def test_a_gpu_runs_the_reference_with_one_warning(cases: Cases) -> None:
+    case = cases["mxfp8_e4m3", L]
+    options = {"c_major": "n", "c_dtype": "float32", "acc_dtype": "float32", "mma_tiler_mn": (128, 128)}
+    names = ("a", "b", "sfa", "sfb")
+    specs = [spec_of(x, name) for name, x in zip(names, case.operands("torch"), strict=True)]
+    problem = AMAX.bind(*specs, **options, cluster_shape_mn=(1, 1), sf_vec_size=32)
+    hopper = Device("cuda:0", (9, 0), 132, "H200")
+    with pytest.warns(UserWarning, match="gemm_amax_forward has no GPU kernels"):
+        assert choose(AMAX, problem, on=hopper).backend == "reference"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose(AMAX, problem, on=hopper).backend == "reference"
+
+
+def test_names_below_ops() -> None:
+    import cudnn.ops
+
+    x, one = np.ones((1, 128, 64), ml_dtypes.bfloat16), np.ones((1, 1, 1), np.float32)
+    back = cudnn.ops.nvfp4_block_scale_dequantize(*cudnn.ops.nvfp4_block_scale_quantize(x, one), one)
+    assert np.array_equal(back, x)
+
+
+@pytest.mark.parametrize("module", ["amax", "srelu", "dsrelu"])
+def test_module_paths(module: str) -> None:
+    found = importlib.import_module(f"cudnn.gemm.cutedsl.dense.{module}")
+    assert len(found.__all__) == 3
+    assert all(getattr(found, name) is getattr(legacy, name) for name in found.__all__)

@@ -12,6 +12,7 @@ from cudnn_fe.core.block_scale.quantize import quantize
 from cudnn_fe.core.codecs import from_codes, pack_fp4, to_codes, unpack_fp4
 from cudnn_fe.core.codecs.bits import Array, namespace_of
 from cudnn_fe.core.errors import DTypeError, ShapeError, StrideError
+from cudnn_fe.core.experimental import warn_reference_on_gpu
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
@@ -46,6 +47,8 @@ def nvfp4_block_scale_quantize(input_tensor: Array, encode_scale: Array) -> Tupl
     """
     spec = _require(input_tensor, "input_tensor", ("bfloat16",))
     rows, columns = _extents(spec, 1)
+    if spec.is_cuda:
+        warn_reference_on_gpu("nvfp4_block_scale_quantize")
     _require_scalar(encode_scale, "encode_scale")
     xp = namespace_of(input_tensor)
     got = quantize(input_tensor, NVFP4, recipe="converter", norm=encode_scale)
@@ -84,6 +87,8 @@ def nvfp4_block_scale_dequantize(packed_tensor: Array, scale_tensor: Array, deco
     xp = namespace_of(packed_tensor, operand="packed_tensor")
     spec = _require(packed_tensor, "packed_tensor", ("uint8", "float4_e2m1fn"))
     rows, columns = _extents(spec, 2)
+    if spec.is_cuda:
+        warn_reference_on_gpu("nvfp4_block_scale_dequantize")
     scales = _require(scale_tensor, "scale_tensor", ("float8_e4m3fn",))
     if scales.shape != (1, rows, columns // 16):
         raise ShapeError(

@@ -232,7 +232,7 @@ def test_a_gpu_runs_the_reference_with_one_warning(cases: Cases) -> None:
 def test_names_below_ops() -> None:
     import cudnn.ops
 
-    x, one = np.ones((1, 128, 64), ml_dtypes.bfloat16), np.ones((1, 1, 1), np.float32)
+    x, one = np.full((1, 128, 64), 6, ml_dtypes.bfloat16), np.ones((1, 1, 1), np.float32)
     back = cudnn.ops.nvfp4_block_scale_dequantize(*cudnn.ops.nvfp4_block_scale_quantize(x, one), one)
     assert np.array_equal(back, x)
 

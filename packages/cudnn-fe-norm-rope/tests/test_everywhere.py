@@ -16,6 +16,7 @@ import cudnn
 from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.op import Op
+from cudnn_fe.core.settings import override
 from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.norm_rope.exports import FAMILY
 
@@ -91,7 +92,9 @@ def test_jax_lowers_for_cuda_without_a_gpu(case: Any, monkeypatch: pytest.Monkey
     entry = getattr(cudnn, case.jax)
     # Shapes of its own: traces are kept, and other tests trace without a target.
     arrays = [jnp.asarray(x) for x in case.for_jax(case.rows + 2)]
-    lowered = jax.jit(partial(_call_by_position, entry, case.options)).trace(arrays).lower(lowering_platforms=("cuda",))
+    with override(backend="portable"):
+        traced = jax.jit(partial(_call_by_position, entry, case.options)).trace(arrays)
+        lowered = traced.lower(lowering_platforms=("cuda",))
     assert "custom_call" in lowered.as_text()
 
 

@@ -164,6 +164,7 @@ _SOURCE = "Definition of cudnn-frontend 1.32 (engram gate, saved); RMSNorm: Zhan
 
 FORWARD = Op(
     name="engram_gate_saved_forward",
+    reference_on_gpu=True,
     package="cudnn-fe-norm-rope",
     problem=EngramGateForward,
     reference="cudnn_fe.norm_rope.engram_gate.reference:forward",
@@ -174,6 +175,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
+            opt_in=True,
         ),
     ),
     summary="Adds a shared value to four residual streams, gated by the normalised dot product of stream and key.",
@@ -215,6 +217,7 @@ assert (saved[1, :, 0] == 0).all()  # its gates are shut
 
 BACKWARD = Op(
     name="engram_gate_saved_backward",
+    reference_on_gpu=True,
     package="cudnn-fe-norm-rope",
     problem=EngramGateBackward,
     reference="cudnn_fe.norm_rope.engram_gate.reference:backward",
@@ -226,6 +229,7 @@ BACKWARD = Op(
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
             scratch=_partials,
+            opt_in=True,
         ),
     ),
     summary="Gradients of the engram gate's streams, keys, value and weight.",

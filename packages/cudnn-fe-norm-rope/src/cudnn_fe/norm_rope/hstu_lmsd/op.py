@@ -279,6 +279,7 @@ _SOURCE = "HSTU: Zhai et al., arXiv:2402.17152. Philox4x32-10: Salmon et al., Pa
 
 FORWARD = Op(
     name="hstu_lmsd_forward",
+    reference_on_gpu=True,
     package="cudnn-fe-norm-rope",
     problem=LmsdForward,
     reference="cudnn_fe.norm_rope.hstu_lmsd.reference:forward",
@@ -289,6 +290,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
+            opt_in=True,
         ),
     ),
     summary="Dropout of a gate times LayerNorm, with the dropped-out gate and input put in front on request.",
@@ -337,6 +339,7 @@ assert ((y[:, 64:128] != 0) == ((mask & 2) != 0)).all()
 
 BACKWARD = Op(
     name="hstu_lmsd_backward",
+    reference_on_gpu=True,
     package="cudnn-fe-norm-rope",
     problem=LmsdBackward,
     reference="cudnn_fe.norm_rope.hstu_lmsd.reference:backward",
@@ -348,6 +351,7 @@ BACKWARD = Op(
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
             scratch=_partials,
+            opt_in=True,
         ),
     ),
     summary="Gradients of LayerNorm-Multiply-SiLU-Dropout.",

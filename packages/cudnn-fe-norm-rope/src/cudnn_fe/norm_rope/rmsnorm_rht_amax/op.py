@@ -152,6 +152,7 @@ def _specialise(problem: RmsNormRhtAmax, where: Device) -> RowSpec:
 
 FORWARD = Op(
     name="rmsnorm_rht_amax_forward",
+    reference_on_gpu=True,
     package="cudnn-fe-norm-rope",
     problem=RmsNormRhtAmax,
     reference="cudnn_fe.norm_rope.rmsnorm_rht_amax.reference:rmsnorm_rht_amax",
@@ -162,7 +163,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            verified=("H200",),
+            opt_in=True,
         ),
     ),
     summary="RMSNorm, a 16-point Hadamard transform of every 16 channels, and the largest magnitude of groups of rows.",

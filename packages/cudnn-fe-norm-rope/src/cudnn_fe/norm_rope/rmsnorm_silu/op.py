@@ -130,6 +130,7 @@ def _specialise(problem: RmsNormSilu, where: Device) -> SiluSpec:
 
 FORWARD = Op(
     name="rmsnorm_silu_forward",
+    reference_on_gpu=True,
     package="cudnn-fe-norm-rope",
     problem=RmsNormSilu,
     reference="cudnn_fe.norm_rope.rmsnorm_silu.reference:rmsnorm_silu",
@@ -140,7 +141,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            verified=("H200",),
+            opt_in=True,
         ),
     ),
     summary="RMSNorm followed by SiLU, in bfloat16, FP8 E4M3, or FP4 E2M1 with a scale for every 16 channels.",

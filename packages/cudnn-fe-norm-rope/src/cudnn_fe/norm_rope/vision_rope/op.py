@@ -110,6 +110,7 @@ def _specialise(problem: VisionRopeBackward, where: Device) -> VisionSpec:
 
 BACKWARD = Op(
     name="vision_rope_backward",
+    reference_on_gpu=True,
     package="cudnn-fe-norm-rope",
     problem=VisionRopeBackward,
     reference="cudnn_fe.norm_rope.vision_rope.reference:vision_rope_backward",
@@ -120,7 +121,7 @@ BACKWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            verified=("H200",),
+            opt_in=True,
         ),
     ),
     summary="Gradients of Q and K turned back by split-half RoPE, that of V copied, packed into one tensor.",

@@ -107,7 +107,12 @@ class OpClass:
         return 0
 
     def _check_workspace(self, workspace: Any) -> None:
-        """Raises unless the workspace is a contiguous, 16-byte aligned buffer of enough bytes on the op's device."""
+        """Raises unless the workspace is a contiguous, 16-byte aligned buffer of enough bytes on the op's device.
+
+        An op that needs none takes None.
+        """
+        if workspace is None and self.scratch_workspace_bytes() == 0:
+            return
         wanted = f"{self.scratch_workspace_bytes()} contiguous bytes, 16-byte aligned, on {self.problem.device}"
         remedy = f"allocate {type(self).__name__}.scratch_workspace_bytes() bytes"
         if workspace is None:

@@ -127,7 +127,8 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
     given = f"{tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {numbers}, {stream}"
     if "workspace" in _names(row.execute):
         lines.append("    self._check_workspace(workspace)")
-        given += ", workspace"
+        if row.free is not None:
+            given += ", workspace"
     lines.append(f"    run({given})")
     if row.returns:
         pairs = ", ".join(name if "=" in name else f"{name}={name}" for name in row.returns)

@@ -44,6 +44,7 @@ class Problem(ABC):
 
     operands: ClassVar[tuple[str, ...]]  # names of the input fields, in the order of kernels and references
     optional: ClassVar[frozenset[str]] = frozenset()  # those that may be None
+    kept: ClassVar[frozenset[str]] = frozenset()  # those whose float32 torch's autocast must not round
     output_count: ClassVar[int] = 1  # 0 where it depends on the options
     in_place: ClassVar[Mapping[int, str]] = {}  # result to the operand that it may share its memory with
     # Outputs, by position, that the class API folds into what their buffers hold instead of overwriting it.

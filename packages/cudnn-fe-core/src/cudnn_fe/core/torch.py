@@ -227,7 +227,7 @@ def call_torch(
             direct = False
         wants_gradient = wants_gradient or tensor.requires_grad
     if op.autocast and _autocast_anywhere():
-        operands = _autocast(operands)
+        operands = _autocast(op, operands)
     if not direct:
         from cudnn_fe.core.torch_library import call_library  # imports torch's compiler, which takes seconds
 
@@ -257,7 +257,7 @@ def trace_torch(
     from cudnn_fe.core.torch_library import call_library
 
     views = _views(operands)
-    return call_library(op, _autocast(views) if op.autocast else views, options, scalars, backend, outs)
+    return call_library(op, _autocast(op, views) if op.autocast else views, options, scalars, backend, outs)
 
 
 def _refuse_tangents(name: str, operands: Tensors) -> None:
@@ -278,11 +278,17 @@ def _views(operands: tuple[Any, ...]) -> Tensors:
     return tuple([o.array.permute(o.dims) if isinstance(o, Permuted) else o for o in operands])
 
 
-def _autocast(operands: Tensors) -> Tensors:
+def _autocast(op: Op, operands: Tensors) -> Tensors:
     """float32 operands in autocast's type, where autocast is on for their device: what matmul itself does."""
     first = next(t for t in operands if t is not None)
     kind = first.device.type
     if not torch.is_autocast_enabled(kind):
         return operands
     wanted = torch.get_autocast_dtype(kind)
-    return tuple([t.to(wanted) if t is not None and t.dtype == torch.float32 else t for t in operands])
+    kept = op.problem.kept
+    return tuple(
+        [
+            t.to(wanted) if t is not None and t.dtype == torch.float32 and name not in kept else t
+            for name, t in zip(op.problem.operands, operands, strict=True)
+        ]
+    )

@@ -1,0 +1,29 @@
+"""Grouped GEMMs of mixture-of-experts layers for torch, JAX and NumPy."""
+
+from cudnn_fe.grouped._version import __version__
+from cudnn_fe.grouped.dglu import grouped_gemm_glu_backward, grouped_gemm_glu_jax_backward
+from cudnn_fe.grouped.glu import grouped_gemm_glu_forward, grouped_gemm_glu_jax_forward
+from cudnn_fe.grouped.prepared import PreparedGroupedGemm, prepare_grouped_gemm
+from cudnn_fe.grouped.unfused import grouped_gemm_forward, grouped_gemm_jax_forward
+from cudnn_fe.grouped.wgrad import (
+    WGradInputOrder,
+    get_grouped_gemm_wgrad_workspace_size,
+    grouped_gemm_wgrad_forward,
+    grouped_gemm_wgrad_jax_forward,
+)
+
+__all__ = [
+    "PreparedGroupedGemm",
+    "WGradInputOrder",
+    "__version__",
+    "get_grouped_gemm_wgrad_workspace_size",
+    "grouped_gemm_forward",
+    "grouped_gemm_glu_backward",
+    "grouped_gemm_glu_forward",
+    "grouped_gemm_glu_jax_backward",
+    "grouped_gemm_glu_jax_forward",
+    "grouped_gemm_jax_forward",
+    "grouped_gemm_wgrad_forward",
+    "grouped_gemm_wgrad_jax_forward",
+    "prepare_grouped_gemm",
+]

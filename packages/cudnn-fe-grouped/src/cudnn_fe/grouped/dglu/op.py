@@ -1,0 +1,163 @@
+"""The contract of the grouped GEMM with a gated activation's derivative: rules, outputs, work, documentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from cudnn_fe.core.dtypes import DType
+from cudnn_fe.core.errors import ShapeError
+from cudnn_fe.core.op import Op, Problem, TensorRule
+from cudnn_fe.core.require import require_same_device
+from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.grouped.arrays import BLOCK
+from cudnn_fe.grouped.glu.op import Activation, activation
+from cudnn_fe.grouped.operands import FLOATS, output, output_dtype, require_rows, require_weights
+from cudnn_fe.grouped.unfused.op import GROUP_NOTES, require_row_inputs
+
+__all__ = ["BACKWARD", "GroupedGemmDglu"]
+
+
+@dataclass(frozen=True)
+class GroupedGemmDglu(Problem):
+    """One call: each row of dY times its expert's weights, then through the activation's derivative at C."""
+
+    operands: ClassVar[tuple[str, ...]] = (
+        "a_tensor",
+        "c_tensor",
+        "b_tensor",
+        "padded_offsets",
+        "alpha_tensor",
+        "beta_tensor",
+        "prob_tensor",
+    )
+    kept: ClassVar[frozenset[str]] = frozenset({"c_tensor", "alpha_tensor", "beta_tensor", "prob_tensor"})
+    output_count: ClassVar[int] = 4
+
+    a_tensor: TensorSpec
+    c_tensor: TensorSpec
+    b_tensor: TensorSpec
+    padded_offsets: TensorSpec
+    alpha_tensor: TensorSpec
+    beta_tensor: TensorSpec
+    prob_tensor: TensorSpec
+    act_func: Activation
+    d_dtype: DType
+    generate_dbias: bool
+    generate_activation: bool
+    round_dgrad: bool
+
+    @classmethod
+    def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
+        """Validate a call. Options: ``act_func``, ``d_dtype``, ``generate_dbias``, ``generate_activation``,
+        ``round_dgrad``.
+        """
+        a, c, b, offsets, alpha, beta, prob = operands
+        assert a is not None
+        assert c is not None
+        assert b is not None
+        assert offsets is not None
+        assert alpha is not None
+        assert beta is not None
+        assert prob is not None
+        m, n, _, count = require_weights(a, b, offsets)
+        if n % BLOCK:
+            raise ShapeError(
+                b.name, got=f"N = {n}", wanted=f"a multiple of {BLOCK}", remedy="pad the weights to whole blocks"
+            )
+        require_rows(c, (m, 2 * n), "(M, 2N)", *FLOATS)
+        require_row_inputs(m, count, alpha, prob)
+        require_rows(beta, (count,), "(L,)", "float32")
+        require_same_device(a, c, alpha, beta, prob)
+        flags = (bool(options[key]) for key in ("generate_dbias", "generate_activation", "round_dgrad"))
+        act = activation(options["act_func"], "d")
+        return cls(a, c, b, offsets, alpha, beta, prob, act, output_dtype(options["d_dtype"], "d_dtype"), *flags)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """D (M, 2N), dprob (M,), dbias (L, 2N, 1) and the activation (M, N); empty where they are not wanted."""
+        m, n, count = self.a_tensor.shape[0], self.b_tensor.shape[1], self.padded_offsets.shape[0]
+        return (
+            output("d_row_tensor", (m, 2 * n), self.d_dtype, self.device),
+            output("dprob_tensor", (m,), "float32", self.device),
+            output("dbias_tensor", (count if self.generate_dbias else 0, 2 * n, 1), "bfloat16", self.device),
+            output("activation_tensor", (m if self.generate_activation else 0, n), "bfloat16", self.device),
+        )
+
+    @property
+    def degenerate(self) -> bool:
+        """Nothing to multiply."""
+        return 0 in (*self.a_tensor.shape, self.b_tensor.shape[1])
+
+    @property
+    def flops(self) -> int:
+        """2 M N K, as if the groups filled the buffer; the derivative is not counted."""
+        m, k = self.a_tensor.shape
+        return 2 * m * self.b_tensor.shape[1] * k
+
+
+EXAMPLE = """\
+import numpy as np
+from cudnn_fe.grouped import grouped_gemm_glu_backward
+
+rng = np.random.default_rng(0)
+dy = rng.standard_normal((5, 16), dtype=np.float32)  # gradient of the layer's result
+c = rng.standard_normal((5, 64), dtype=np.float32)  # what the forward kept: 32 gate columns, 32 up columns
+w = rng.standard_normal((2, 32, 16), dtype=np.float32)  # the second layer's weights, seen as (L, N, K)
+ends, ones = np.array([2, 5], np.int32), np.ones(5, np.float32)
+scale, dprob = np.ones(2, np.float32), np.zeros(5, np.float32)
+out = grouped_gemm_glu_backward(dy, c, None, ends, scale, scale, ones, dprob, w, d_dtype="float32")
+gate = c[2:, :32]
+silu = gate / (1 + np.exp(-gate))
+np.testing.assert_allclose(out["d_row_tensor"][2:, 32:], (dy[2:] @ w[1].T) * silu, rtol=1e-4, atol=1e-4)
+assert out["dprob_tensor"] is dprob  # it is added to
+"""
+
+BACKWARD = Op(
+    name="grouped_gemm_glu_backward",
+    package="cudnn-fe-grouped",
+    problem=GroupedGemmDglu,
+    reference="cudnn_fe.grouped.dglu.reference:grouped_gemm_dglu",
+    kernels=(),
+    summary="Each row of a gradient times its expert's weights, then through the derivative of SwiGLU or GeGLU.",
+    formula=r"R = \alpha_g^2 \sum_k A_{mk} B_{gnk}, \quad G = \beta_g C_{m,\,64i+j},\; U = \beta_g C_{m,\,64i+32+j}; "
+    r"\qquad D_G = p_m R\, \partial_G f, \; D_U = p_m R\, \partial_U f, \; dp_m = \sum_n R f(G, U)",
+    tensors=(
+        TensorRule("a_tensor", "(M, K) or (M, K, 1)", "contiguous", FLOATS, "gradient of the next layer's results"),
+        TensorRule("c_tensor", "(M, 2N) or (M, 2N, 1)", "contiguous", FLOATS, "what the forward kept"),
+        TensorRule("b_tensor", "(L, N, K), (N, K, L); (L, K, N) with b_major='n'", "compact", FLOATS, "weights"),
+        TensorRule("padded_offsets", "(L,)", "contiguous", ("int32",), "end of each expert's rows"),
+        TensorRule("alpha_tensor", "(L,)", "contiguous", ("float32",), "scale of each expert; its square is applied"),
+        TensorRule("beta_tensor", "(L,)", "contiguous", ("float32",), "scale of C"),
+        TensorRule("prob_tensor", "(M,) or (M, 1, 1)", "contiguous", ("float32",), "gate of each row"),
+        TensorRule("d_row_tensor", "(M, 2N)", "contiguous", FLOATS, "gradient of C"),
+        TensorRule("dprob_tensor", "as prob", "contiguous", ("float32",), "gradient of prob, added to the caller's"),
+        TensorRule("dbias_tensor", "(L, 2N, 1)", "contiguous", ("bfloat16",), "gradient of the bias, or None"),
+        TensorRule("activation_tensor", "(M, N)", "contiguous", ("bfloat16",), "the activation again, if asked for"),
+    ),
+    example=EXAMPLE,
+    source="Names and layouts of cudnn-frontend 1.32's grouped_gemm_dglu.",
+    notes=(
+        *GROUP_NOTES,
+        "alpha is squared, as by the vendor's kernels: it is meant to have scaled the next layer's result.",
+        "dbias is summed in float32 and rounded once; no result depends on an order.",
+    ),
+    results=(
+        "d_row_tensor",
+        "d_col_tensor",
+        "dprob_tensor",
+        "dbias_tensor",
+        "amax_tensor",
+        "sfd_row_tensor",
+        "sfd_col_tensor",
+    ),
+    scalars=("linear_offset", "geglu_alpha", "glu_clamp_max", "glu_clamp_min"),
+    legacy=(
+        "grouped_gemm_dglu_wrapper_sm100",
+        "GroupedGemmDgluSm100",
+        "grouped_gemm_dglu_jax_sm100",
+        "grouped_gemm_dglu_backward",
+    ),
+    jax_name="grouped_gemm_glu_jax_backward",
+    reference_on_gpu=True,
+)

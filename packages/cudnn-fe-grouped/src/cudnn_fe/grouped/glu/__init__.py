@@ -1,0 +1,260 @@
+"""The grouped GEMM with a gated activation: the first half of a mixture-of-experts MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_fe.core.call import call
+from cudnn_fe.core.errors import OptionError
+from cudnn_fe.core.tuple_dict import TupleDict
+from cudnn_fe.grouped.activation import CLAMP_MAX, CLAMP_MIN, GEGLU_ALPHA
+from cudnn_fe.grouped.forms import as_rows, as_vector, as_weights, in_form, require_one_weight
+from cudnn_fe.grouped.glu.op import FORWARD, activation
+from cudnn_fe.grouped.hints import check_fixed, check_hints
+from cudnn_fe.grouped.scaled import require_unscaled
+
+__all__ = ["arguments", "grouped_gemm_glu_forward", "grouped_gemm_glu_jax_forward", "offset_of"]
+
+
+def arguments(a: Any, offsets: Any, alpha: Any, b: Any, bias: Any, prob: Any, *, b_major: Any) -> tuple[Any, ...]:
+    """The op's operands from the documented forms; arrays or specs."""
+    if prob is None:
+        raise OptionError("prob_tensor", got="None", wanted="(M,) float32", remedy="pass ones for no gate")
+    weights = as_weights(b, b_major, n_major=False)
+    return as_rows(a, "a_tensor"), weights, offsets, alpha, as_vector(prob, "prob_tensor"), bias
+
+
+def offset_of(act_func: Any, linear_offset: float | None, prefix: str = "") -> float:
+    """``linear_offset``, or the activation's own where it is None."""
+    own = 1.0 if activation(act_func, prefix) == "geglu" else 0.0
+    return own if linear_offset is None else linear_offset
+
+
+def grouped_gemm_glu_forward(
+    a_tensor: Any,
+    sfa_tensor: Any,
+    padded_offsets: Any,
+    alpha_tensor: Any,
+    b_tensor: Any = None,
+    sfb_tensor: Any = None,
+    bias_tensor: Any = None,
+    b_ptrs: Any = None,
+    sfb_ptrs: Any = None,
+    n: int | None = None,
+    b_dtype: Any = None,
+    b_major: str = "k",
+    norm_const_tensor: Any = None,
+    prob_tensor: Any = None,
+    acc_dtype: Any = None,
+    c_dtype: Any = None,
+    d_dtype: Any = None,
+    cd_major: str = "n",
+    mma_tiler_mn: tuple[int, int] = (256, 256),
+    cluster_shape_mn: tuple[int, int] | None = None,
+    sf_vec_size: int = 16,
+    vector_f32: bool = False,
+    m_aligned: int = 256,
+    discrete_col_sfd: bool = False,
+    act_func: str = "swiglu",
+    linear_offset: float | None = None,
+    geglu_alpha: float = GEGLU_ALPHA,
+    glu_clamp_max: float = CLAMP_MAX,
+    glu_clamp_min: float = CLAMP_MIN,
+    situ_beta1: float = 4.0,
+    situ_beta2: float = 25.0,
+    use_dynamic_sched: bool = False,
+    use_single_group_runtime_offsets: bool = False,
+    current_stream: Any = None,
+    generate_c: bool = False,
+    sf_fp8_dtype_override: Any = None,
+    *,
+    scheduler_counter_tensor: Any = None,
+    backend: str | None = None,
+) -> TupleDict:
+    """Each row times its expert's weights, plus bias, then a gated activation times the row's prob.
+
+    Differentiable under torch autograd and JAX, in A, B, alpha, prob and bias.
+
+    Args:
+        a_tensor: Rows (M, K) or (M, K, 1), contiguous, experts one after another: bfloat16, float16 or float32.
+        sfa_tensor: Scale factors, which are not served yet; None.
+        padded_offsets: (L,) int32 ends of the experts' rows: any non-decreasing numbers. Rows past the last are neither
+            read nor written.
+        alpha_tensor: (L,) float32.
+        b_tensor: Weights (L, N, K), or (N, K, L) with strides (K, 1, N K); rows 0-31 of every 64 give the gate, rows
+            32-63 what it gates.
+        sfb_tensor: As ``sfa_tensor``.
+        bias_tensor: (N, L), or None.
+        b_ptrs: Addresses of the experts' weights, which are not served yet.
+        sfb_ptrs: Likewise.
+        n: N, with ``b_ptrs`` alone.
+        b_dtype: Dtype, with ``b_ptrs`` alone.
+        b_major: ``"k"``.
+        norm_const_tensor: None.
+        prob_tensor: (M,) or (M, 1, 1) float32; required.
+        acc_dtype: float32.
+        c_dtype: bfloat16 (default), float16 or float32.
+        d_dtype: Likewise.
+        cd_major: ``"n"``.
+        mma_tiler_mn: Hint without effect on results.
+        cluster_shape_mn: Hint without effect on results.
+        sf_vec_size: 16.
+        vector_f32: Hint without effect on results.
+        m_aligned: 256; groups of other sizes are served all the same.
+        discrete_col_sfd: False.
+        act_func: ``"swiglu"`` or ``"geglu"``.
+        linear_offset: What geglu adds to up; None is 1.
+        geglu_alpha: 1.702.
+        glu_clamp_max: 7.
+        glu_clamp_min: -7.
+        situ_beta1: Of an activation that is not served yet.
+        situ_beta2: Likewise.
+        use_dynamic_sched: Hint without effect on results.
+        use_single_group_runtime_offsets: False.
+        current_stream: Launch stream for CUDA tensors.
+        generate_c: Whether to return C, which the explicit backward reads.
+        sf_fp8_dtype_override: None.
+        scheduler_counter_tensor: None.
+        backend: ``None`` (best that serves) or a name.
+
+    Returns:
+        ``c_tensor`` (M, N) (None without ``generate_c``) and ``d_tensor`` (M, N/2), with A's unit dim; then
+        ``d_col_tensor``, ``amax_tensor``, ``sfd_row_tensor``, ``sfd_col_tensor``, all None.
+
+    Raises:
+        ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
+        NotYetSupportedError: Discrete weights, FP8 or FP4 operands, situglu.
+    """
+    require_unscaled(
+        a_tensor,
+        sfa_tensor=(sfa_tensor, None),
+        sfb_tensor=(sfb_tensor, None),
+        sfb_ptrs=(sfb_ptrs, None),
+        norm_const_tensor=(norm_const_tensor, None),
+        sf_vec_size=(sf_vec_size, 16),
+        discrete_col_sfd=(discrete_col_sfd, False),
+        geglu_alpha=(geglu_alpha, GEGLU_ALPHA),
+        glu_clamp_max=(glu_clamp_max, CLAMP_MAX),
+        glu_clamp_min=(glu_clamp_min, CLAMP_MIN),
+        use_single_group_runtime_offsets=(use_single_group_runtime_offsets, False),
+        sf_fp8_dtype_override=(sf_fp8_dtype_override, None),
+        scheduler_counter_tensor=(scheduler_counter_tensor, None),
+    )
+    require_one_weight(b_tensor, b_ptrs, n, b_dtype)
+    check_fixed(acc_dtype, cd_major, m_aligned)
+    check_hints(mma_tiler_mn, cluster_shape_mn, step=64)
+    operands = arguments(a_tensor, padded_offsets, alpha_tensor, b_tensor, bias_tensor, prob_tensor, b_major=b_major)
+    options = (
+        ("act_func", act_func),
+        ("d_dtype", d_dtype or "bfloat16"),
+        ("c_dtype", c_dtype or "bfloat16"),
+        ("generate_c", generate_c),
+    )
+    scalars = (offset_of(act_func, linear_offset),)
+    d, c = call(FORWARD, operands, options, scalars, backend=backend, stream=current_stream)
+    return TupleDict(
+        c_tensor=in_form(c, a_tensor.ndim) if generate_c else None,
+        d_tensor=in_form(d, a_tensor.ndim),
+        d_col_tensor=None,
+        amax_tensor=None,
+        sfd_row_tensor=None,
+        sfd_col_tensor=None,
+    )
+
+
+def grouped_gemm_glu_jax_forward(
+    a_tensor: Any,
+    padded_offsets: Any,
+    alpha_tensor: Any,
+    b_ptrs: Any = None,
+    n: int | None = None,
+    prob_tensor: Any = None,
+    c_dtype: Any = "bfloat16",
+    d_dtype: Any = "bfloat16",
+    acc_dtype: Any = "float32",
+    mma_tiler_mn: tuple[int, int] = (256, 256),
+    cluster_shape_mn: tuple[int, int] | None = None,
+    vector_f32: bool = False,
+    act_func: str = "swiglu",
+    linear_offset: float | None = None,
+    generate_c: bool = False,
+    use_dynamic_sched: bool = False,
+    *,
+    b_tensor: Any = None,
+    sfa_tensor: Any = None,
+    sfb_tensor: Any = None,
+    norm_const_tensor: Any = None,
+    discrete_col_sfd: bool = False,
+    geglu_alpha: float = GEGLU_ALPHA,
+    glu_clamp_max: float = CLAMP_MAX,
+    glu_clamp_min: float = CLAMP_MIN,
+    sf_vec_size: int = 32,
+    bias_tensor: Any = None,
+    backend: str | None = None,
+) -> TupleDict:
+    """`grouped_gemm_glu_forward` for JAX: usable under ``jit`` with traced offsets, ``grad`` and ``vmap``.
+
+    Args:
+        a_tensor: Rows (M, K) or (M, K, 1).
+        padded_offsets: (L,) int32 ends of the experts' rows.
+        alpha_tensor: (L,) float32.
+        b_ptrs: Addresses of the experts' weights, which are not served yet.
+        n: N, with ``b_ptrs`` alone.
+        prob_tensor: (M,) or (M, 1, 1) float32; required.
+        c_dtype: bfloat16, float16 or float32.
+        d_dtype: Likewise.
+        acc_dtype: float32.
+        mma_tiler_mn: Hint without effect on results.
+        cluster_shape_mn: Hint without effect on results.
+        vector_f32: Hint without effect on results.
+        act_func: ``"swiglu"`` or ``"geglu"``.
+        linear_offset: What geglu adds to up; None is 1.
+        generate_c: Whether to return C.
+        use_dynamic_sched: Hint without effect on results.
+        b_tensor: Dense weights (L, N, K).
+        sfa_tensor: Scale factors, which are not served yet; None.
+        sfb_tensor: Likewise.
+        norm_const_tensor: None.
+        discrete_col_sfd: False.
+        geglu_alpha: 1.702.
+        glu_clamp_max: 7.
+        glu_clamp_min: -7.
+        sf_vec_size: Elements per scale factor; unscaled operands have none.
+        bias_tensor: (N, L) or None.
+        backend: ``None`` or a name.
+
+    Returns:
+        As `grouped_gemm_glu_forward`.
+    """
+    from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
+
+    del sf_vec_size
+    return grouped_gemm_glu_forward(
+        as_jax("a_tensor", a_tensor),
+        sfa_tensor,
+        padded_offsets,
+        alpha_tensor,
+        b_tensor,
+        sfb_tensor,
+        bias_tensor,
+        b_ptrs,
+        n=n,
+        b_dtype=None if b_ptrs is None else "bfloat16",
+        norm_const_tensor=norm_const_tensor,
+        prob_tensor=prob_tensor,
+        acc_dtype=acc_dtype,
+        c_dtype=c_dtype,
+        d_dtype=d_dtype,
+        mma_tiler_mn=mma_tiler_mn,
+        cluster_shape_mn=cluster_shape_mn,
+        vector_f32=vector_f32,
+        discrete_col_sfd=discrete_col_sfd,
+        act_func=act_func,
+        linear_offset=linear_offset,
+        geglu_alpha=geglu_alpha,
+        glu_clamp_max=glu_clamp_max,
+        glu_clamp_min=glu_clamp_min,
+        use_dynamic_sched=use_dynamic_sched,
+        generate_c=generate_c,
+        backend=backend,
+    )

@@ -1,0 +1,75 @@
+"""The derivative that every grouped linear layer shares: from the gradient of its sums to those of its operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_fe.core.call import Permuted, call
+from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.grouped.arrays import astype
+from cudnn_fe.grouped.forms import permuted
+from cudnn_fe.grouped.groups import Groups, of_rows, sum_rows
+
+__all__ = ["contiguous", "linear_gradients", "namespace", "product", "weight_gradient"]
+
+
+def namespace(x: Any) -> Any:
+    """The array namespace of a torch tensor or a JAX array."""
+    if hasattr(x, "permute"):
+        import array_api_compat.torch as xp
+    else:
+        import jax.numpy as xp
+    return xp
+
+
+def contiguous(x: Any) -> Any:
+    """``x`` row-major in memory."""
+    return x.contiguous() if hasattr(x, "contiguous") else x
+
+
+def product(
+    a: Any, b: Any, offsets: Any, alpha: Any, bias: Any = None, *, kind: Any = "float32", backend: str | None = None
+) -> Any:
+    """The unfused grouped GEMM without prob; b is (L, N, K)."""
+    from cudnn_fe.grouped.unfused.op import FORWARD  # its rule is made of this module
+
+    options = (("d_dtype", kind), ("c_dtype", kind), ("generate_c", False))
+    return call(FORWARD, (a, b, offsets, alpha, None, bias), options, backend=backend)[0]
+
+
+def weight_gradient(rows: Any, a: Any, offsets: Any, *, kind: Any, backend: str | None = None) -> Any:
+    """(L, N, K): for each expert the sum over its rows of ``rows`` (M, N) times ``a`` (M, K)."""
+    from cudnn_fe.grouped.wgrad.op import WGRAD
+
+    options = (("wgrad_dtype", kind), ("ragged", False))
+    return call(WGRAD, (Permuted(rows, (1, 0)), a, offsets, None), options, backend=backend)[0]
+
+
+def linear_gradients(
+    xp: Any,
+    groups: Groups,
+    operands: tuple[Any, Any, Any, Any],
+    ds: Any,
+    needed: tuple[bool, ...],
+    backend: str | None,
+) -> tuple[Any, Any, Any]:
+    """``(dA, dB, dalpha)`` of ``alpha * (A @ B)`` from float32 ``ds`` (M, N); None where not needed.
+
+    ``alpha * ds`` is rounded to the operands' dtype: what the tensor cores multiply.
+    """
+    a, b, offsets, alpha = operands
+    kind = dtype(a.dtype).name
+    scaled = contiguous(astype(ds * of_rows(xp, groups, alpha)[:, None], kind))
+    transposed = permuted(b, (0, 2, 1))  # dA[m,k] = sum_n dS[m,n] B[n,k] contracts over N
+    ones = xp.ones_like(alpha)
+    da = db = dalpha = None
+    if needed[0]:
+        da = product(scaled, transposed, offsets, ones, kind=kind, backend=backend)
+    if needed[1]:
+        db = weight_gradient(scaled, a, offsets, kind=kind, backend=backend)
+    if needed[3]:
+        # Not from the forward's sums divided by alpha, which may be zero.
+        back = product(contiguous(astype(ds, kind)), transposed, offsets, ones, backend=backend)
+        dots = xp.sum(back * xp.where(groups.inside[:, None], astype(a, "float32"), 0.0), axis=1)
+        dalpha = sum_rows(xp, groups, dots[:, None])[:, 0]
+    return da, db, dalpha

@@ -1,0 +1,111 @@
+"""Prepared calls: a wrapper's metadata and options frozen, then run on other tensors of any M."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cudnn_fe.core.errors import NotYetSupportedError, OptionError
+from cudnn_fe.core.tensor import TensorSpec, spec_of
+from cudnn_fe.core.tuple_dict import TupleDict
+from cudnn_fe.grouped.buffers import write
+from cudnn_fe.grouped.forms import is_narrow
+from cudnn_fe.grouped.glu import grouped_gemm_glu_forward
+
+__all__ = ["PreparedGroupedGemm", "prepare_grouped_gemm"]
+
+_OF_ROWS = frozenset({"a_tensor", "prob_tensor"})
+
+
+class PreparedGroupedGemm:
+    """A `grouped_gemm_glu_forward` whose options and metadata, but for M, are fixed; see `prepare_grouped_gemm`."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._samples = {name: spec_of(x, name) for name, x in given.items() if hasattr(x, "shape")}
+        self._options = {name: value for name, value in given.items() if name not in self._samples}
+
+    def check_call(self, **kwargs: Any) -> None:
+        """Raises OptionError unless a call's tensors and options are those prepared for, but for M."""
+        for name, value in kwargs.items():
+            sample = self._samples.get(name)
+            if sample is None:
+                same = self._options.get(name) == value
+            else:
+                same = _but_for_rows(spec_of(value, name)) == _but_for_rows(sample)
+            if not same:
+                raise OptionError(
+                    name, got=type(value).__name__, wanted="what the call was prepared with", remedy="prepare another"
+                )
+        missing = sorted(self._samples.keys() - kwargs.keys())
+        if missing:
+            raise OptionError(", ".join(missing), got="nothing", wanted="tensors", remedy="pass every prepared tensor")
+
+    def run(self, *, check: bool = True, outputs: Mapping[str, Any] | None = None, **kwargs: Any) -> TupleDict:
+        """Run on these tensors.
+
+        Args:
+            check: Whether to compare them with those prepared for.
+            outputs: Buffers by result key; they are written to and returned.
+            **kwargs: The wrapper's tensors; options that are given must be those prepared for.
+
+        Returns:
+            As `grouped_gemm_glu_forward`.
+        """
+        if check:
+            self.check_call(**kwargs)
+        call = {**self._options, **kwargs}
+        results = grouped_gemm_glu_forward(**call)
+        kept = dict(results.items())
+        for key, buffer in (outputs or {}).items():
+            if kept.get(key) is None:
+                raise OptionError(key, got="a buffer", wanted="the key of a result", remedy="leave it out")
+            stream = call.get("current_stream")
+            kept[key] = write(key, buffer, kept[key], call["padded_offsets"], stream=stream)
+        return TupleDict(kept)
+
+
+def _but_for_rows(spec: TensorSpec) -> tuple[Any, ...]:
+    shape = spec.shape[1:] if spec.name in _OF_ROWS else spec.shape
+    return shape, spec.ndim, spec.dtype, spec.device
+
+
+def prepare_grouped_gemm(kind: str, *, reuse_row_outputs: bool = False, **kwargs: Any) -> PreparedGroupedGemm:
+    """Freeze a call's metadata and options; launches nothing.
+
+    Args:
+        kind: ``"glu"``; ``"quant"`` is block-scaled, which is not served yet.
+        reuse_row_outputs: Of block-scaled results, which are not served yet.
+        **kwargs: Arguments of `grouped_gemm_glu_forward`: canonical dense operands, k-major.
+
+    Returns:
+        An object whose ``run`` takes tensors of any M.
+
+    Raises:
+        OptionError: An unknown kind, or operands in another form.
+        NotYetSupportedError: Block-scaled operands.
+
+    Example:
+        >>> import numpy as np
+        >>> x = {"a_tensor": np.ones((4, 8), np.float32), "padded_offsets": np.array([4], np.int32),
+        ...      "alpha_tensor": np.ones(1, np.float32), "b_tensor": np.ones((1, 64, 8), np.float32),
+        ...      "prob_tensor": np.ones(4, np.float32)}
+        >>> plan = prepare_grouped_gemm("glu", sfa_tensor=None, **x)
+        >>> plan.run(**x)["d_tensor"].shape
+        (4, 32)
+    """
+    if kind not in ("glu", "quant"):
+        raise OptionError("kind", got=repr(kind), wanted='"glu" or "quant"', remedy="choose one")
+    if kwargs.get("b_ptrs") is not None or kwargs.get("b_major", "k") != "k" or kwargs.get("cd_major", "n") != "n":
+        raise OptionError(
+            "b_ptrs, b_major, cd_major", got="other values", wanted='None, "k" and "n"', remedy="leave them out"
+        )
+    a, b = kwargs.get("a_tensor"), kwargs.get("b_tensor")
+    if a is None or b is None or len(a.shape) != 2 or len(b.shape) != 3 or 0 in a.shape:
+        raise OptionError(
+            "a_tensor, b_tensor", got="another form", wanted="rows (M, K), M > 0, and (L, N, K)", remedy="pass both"
+        )
+    if kind == "quant" or reuse_row_outputs or is_narrow(a, "a_tensor"):
+        raise NotYetSupportedError(
+            "kind", got=f"{kind}, block-scaled", wanted="glu of unscaled operands", remedy="dequantise to bfloat16"
+        )
+    return PreparedGroupedGemm(kwargs)

@@ -1,0 +1,243 @@
+"""The weight gradients of grouped linear layers."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from cudnn_fe.core.call import call
+from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError
+from cudnn_fe.core.frameworks import framework_of
+from cudnn_fe.core.tensor import spec_of
+from cudnn_fe.core.tuple_dict import TupleDict
+from cudnn_fe.grouped.buffers import write
+from cudnn_fe.grouped.forms import refuse_discrete
+from cudnn_fe.grouped.hints import check_fixed, check_hints
+from cudnn_fe.grouped.wgrad.op import WGRAD
+
+__all__ = [
+    "WGradInputOrder",
+    "get_grouped_gemm_wgrad_workspace_size",
+    "grouped_gemm_wgrad_forward",
+    "grouped_gemm_wgrad_jax_forward",
+    "is_ragged",
+]
+
+_UNSCALED = "leave it out: unscaled operands have none"
+
+
+class WGradInputOrder(Enum):
+    """How the operands lie in memory: as their shapes say, or each expert's block compact by itself."""
+
+    Tensor2D = "tensor2d"
+    TensorRagged = "tensor_ragged"
+
+
+def is_ragged(order: Any) -> bool:
+    """Whether the order is `WGradInputOrder.TensorRagged`; raises OptionError for what is no order."""
+    try:
+        return WGradInputOrder(order) is WGradInputOrder.TensorRagged
+    except ValueError:
+        raise OptionError(
+            "input_order", got=repr(order), wanted='"tensor2d" or "tensor_ragged"', remedy="choose one"
+        ) from None
+
+
+def _require_mode(mode: Any) -> None:
+    if mode not in ("dense", "discrete"):
+        raise OptionError("output_mode", got=repr(mode), wanted='"dense" or "discrete"', remedy="choose one")
+
+
+def get_grouped_gemm_wgrad_workspace_size(
+    num_experts: int, *, output_mode: str = "dense", input_order: Any = WGradInputOrder.Tensor2D
+) -> int:
+    """Bytes that a caller's scratch must have at least; the ops here need none.
+
+    Args:
+        num_experts: E, at least 1.
+        output_mode: ``"dense"`` or ``"discrete"``.
+        input_order: Order of the operands; it does not change the size.
+
+    Returns:
+        512 bytes an expert, or 640 with discrete outputs.
+
+    Raises:
+        OptionError: No experts, or an unknown mode or order.
+
+    Example:
+        >>> get_grouped_gemm_wgrad_workspace_size(8)
+        4096
+    """
+    _require_mode(output_mode)
+    is_ragged(input_order)
+    if not isinstance(num_experts, int) or num_experts <= 0:
+        raise OptionError("num_experts", got=repr(num_experts), wanted="an int above 0", remedy="pass E")
+    return 128 * num_experts * (4 if output_mode == "dense" else 5)
+
+
+def grouped_gemm_wgrad_forward(
+    a_tensor: Any,
+    b_tensor: Any,
+    sfa_tensor: Any,
+    sfb_tensor: Any,
+    offsets_tensor: Any,
+    output_mode: str = "dense",
+    wgrad_tensor: Any = None,
+    wgrad_ptrs: Any = None,
+    global_scale_a: Any = None,
+    global_scale_b: Any = None,
+    acc_dtype: Any = None,
+    wgrad_dtype: Any = None,
+    mma_tiler_mn: tuple[int, int] = (256, 256),
+    cluster_shape_mn: tuple[int, int] | None = None,
+    sf_vec_size: int = 16,
+    sf_fp8_dtype_override: Any = None,
+    accumulate_on_output: bool = False,
+    input_order: Any = WGradInputOrder.Tensor2D,
+    current_stream: Any = None,
+    *,
+    descriptor_workspace: Any = None,
+    backend: str | None = None,
+) -> TupleDict:
+    """For each expert the product of its columns of A and its rows of B.
+
+    Args:
+        a_tensor: (h, t), compact, either dim contiguous: bfloat16, float16 or float32. E.g. ``dy.T``.
+        b_tensor: (t, i), likewise, same dtype. E.g. the layer's input.
+        sfa_tensor: Scale factors, which are not served yet; None.
+        sfb_tensor: Likewise.
+        offsets_tensor: (E,) int32 ends of the experts' rows: any non-decreasing numbers.
+        output_mode: ``"dense"``, or ``"discrete"``, which is the same as long as no addresses are given.
+        wgrad_tensor: (E, h, i) buffer for the result, or None. Its dtype stands.
+        wgrad_ptrs: Addresses of the results, which are not served yet.
+        global_scale_a: Not with unscaled operands.
+        global_scale_b: Likewise.
+        acc_dtype: float32.
+        wgrad_dtype: bfloat16 (default), float16 or float32.
+        mma_tiler_mn: Hint without effect on results.
+        cluster_shape_mn: Hint without effect on results.
+        sf_vec_size: 16.
+        sf_fp8_dtype_override: None.
+        accumulate_on_output: Whether to add to what ``wgrad_tensor`` holds.
+        input_order: A `WGradInputOrder` or its value.
+        current_stream: Launch stream for CUDA tensors.
+        descriptor_workspace: Not with unscaled operands.
+        backend: ``None`` (best that serves) or a name.
+
+    Returns:
+        ``wgrad_tensor`` (E, h, i); zero for an expert without rows.
+
+    Raises:
+        ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
+        NotYetSupportedError: FP8 or FP4 operands, addresses.
+    """
+    _require_mode(output_mode)
+    ragged = is_ragged(input_order)
+    if output_mode == "dense" and wgrad_ptrs is not None:
+        raise OptionError("wgrad_ptrs", got="addresses", wanted='None with output_mode="dense"', remedy="leave it out")
+    for name, operand in (("a_tensor", a_tensor), ("b_tensor", b_tensor)):
+        spec_of(operand, name).require_rank(2, "(h, t) and (t, i)")
+    scaled = spec_of(a_tensor, "a_tensor").dtype.bits <= 8
+    extras = {
+        "sfa_tensor": sfa_tensor,
+        "sfb_tensor": sfb_tensor,
+        "global_scale_a": global_scale_a,
+        "global_scale_b": global_scale_b,
+        "sf_fp8_dtype_override": sf_fp8_dtype_override,
+        "descriptor_workspace": descriptor_workspace,
+    }
+    for name, extra in extras.items():
+        if extra is not None:
+            if scaled:
+                raise NotYetSupportedError(name, got="a value", wanted="None", remedy="dequantise to bfloat16")
+            raise OptionError(name, got="a value", wanted="None", remedy=_UNSCALED)
+    if sf_vec_size != 16:
+        raise OptionError("sf_vec_size", got=repr(sf_vec_size), wanted="16", remedy=_UNSCALED)
+    check_fixed(acc_dtype)
+    check_hints(mma_tiler_mn, cluster_shape_mn, step=64)
+    kind = dtype("bfloat16" if wgrad_dtype is None else wgrad_dtype, operand="wgrad_dtype")
+    if wgrad_ptrs is not None:
+        refuse_discrete("wgrad_ptrs", wgrad_ptrs)
+    if wgrad_tensor is not None:
+        given = spec_of(wgrad_tensor, "wgrad_tensor").dtype
+        if output_mode == "discrete" and given != kind:
+            raise DTypeError("wgrad_tensor", got=str(given), wanted=f"{kind}, the wgrad_dtype", remedy="name its dtype")
+        kind = given
+    old = wgrad_tensor if accumulate_on_output else None
+    options = (("wgrad_dtype", kind.name), ("ragged", ragged))
+    (result,) = call(WGRAD, (a_tensor, b_tensor, offsets_tensor, old), options, backend=backend, stream=current_stream)
+    if wgrad_tensor is not None and framework_of(wgrad_tensor) != "jax":
+        result = write("wgrad_tensor", wgrad_tensor, result, stream=current_stream)
+    return TupleDict(wgrad_tensor=result)
+
+
+def grouped_gemm_wgrad_jax_forward(
+    a_tensor: Any,
+    b_tensor: Any,
+    offsets_tensor: Any,
+    wgrad_ptrs: Any = None,
+    wgrad_dtype: Any = "bfloat16",
+    acc_dtype: Any = "float32",
+    mma_tiler_mn: tuple[int, int] = (256, 256),
+    cluster_shape_mn: tuple[int, int] | None = None,
+    accumulate_on_output: bool = False,
+    input_order: Any = WGradInputOrder.Tensor2D,
+    *,
+    sfa_tensor: Any = None,
+    sfb_tensor: Any = None,
+    global_scale_a: Any = None,
+    global_scale_b: Any = None,
+    sf_vec_size: int = 32,
+    backend: str | None = None,
+) -> TupleDict:
+    """`grouped_gemm_wgrad_forward` for JAX, usable under ``jit`` with traced offsets.
+
+    Args:
+        a_tensor: (h, t), row-major.
+        b_tensor: (t, i), row-major, same dtype.
+        offsets_tensor: (E,) int32 ends of the experts' rows.
+        wgrad_ptrs: Addresses of the results, which are not served yet.
+        wgrad_dtype: bfloat16, float16 or float32.
+        acc_dtype: float32.
+        mma_tiler_mn: Hint without effect on results.
+        cluster_shape_mn: Hint without effect on results.
+        accumulate_on_output: Needs a buffer that may be written to, which dense JAX results are not.
+        input_order: A `WGradInputOrder` or its value; dense results take ``"tensor2d"``.
+        sfa_tensor: Scale factors, which are not served yet; None.
+        sfb_tensor: Likewise.
+        global_scale_a: Not with unscaled operands.
+        global_scale_b: Likewise.
+        sf_vec_size: Elements per scale factor; unscaled operands have none.
+        backend: ``None`` or a name.
+
+    Returns:
+        ``wgrad_tensor`` (E, h, i).
+    """
+    from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
+
+    del sf_vec_size
+    if wgrad_ptrs is None and (accumulate_on_output or is_ragged(input_order)):
+        raise OptionError(
+            "accumulate_on_output, input_order",
+            got=f"{accumulate_on_output}, {input_order!r}",
+            wanted='False and "tensor2d" with dense results',
+            remedy="add the returned gradients yourself",
+        )
+    return grouped_gemm_wgrad_forward(
+        as_jax("a_tensor", a_tensor),
+        as_jax("b_tensor", b_tensor),
+        sfa_tensor,
+        sfb_tensor,
+        offsets_tensor,
+        "dense" if wgrad_ptrs is None else "discrete",
+        None,
+        wgrad_ptrs,
+        global_scale_a,
+        global_scale_b,
+        acc_dtype,
+        wgrad_dtype,
+        mma_tiler_mn,
+        cluster_shape_mn,
+        backend=backend,
+    )

@@ -1,0 +1,58 @@
+"""The definition of the grouped weight gradient, for any array namespace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cudnn_fe.grouped.arrays import astype, counting, rounded
+from cudnn_fe.grouped.groups import Groups, by_expert, groups_of
+from cudnn_fe.grouped.unfused.reference import empty
+
+if TYPE_CHECKING:
+    from cudnn_fe.core.tensor import TensorSpec
+    from cudnn_fe.grouped.wgrad.op import GroupedWgrad
+
+__all__ = ["grouped_wgrad"]
+
+
+def grouped_wgrad(problem: GroupedWgrad, xp: Any, a: Any, b: Any, offsets: Any, old: Any) -> tuple[Any]:
+    """``W[e] = A[:, rows of e] @ B[rows of e]``, plus ``old`` where given, each rounded to W's dtype.
+
+    Args:
+        problem: The bound problem; names the output dtype.
+        xp: Array namespace of the operands.
+        a: (h, t).
+        b: (t, i).
+        offsets: (E,) ends.
+        old: (E, h, i) to add to, or None.
+    """
+    kind = problem.wgrad_dtype.name
+    if problem.degenerate:
+        return (empty(xp, problem, a)[0] if old is None else old,)
+    groups = groups_of(xp, offsets, a.shape[1])
+    rows = xp.permute_dims(a, (1, 0))
+    if problem.ragged:
+        rows = _unravelled(xp, groups, offsets, rows, problem.a_tensor.permute((1, 0)))
+        b = _unravelled(xp, groups, offsets, b, problem.b_tensor)
+    total = by_expert(xp, groups, rows, b)
+    if old is not None:
+        total = rounded(total, kind) + astype(old, "float32")
+    return (astype(total, kind),)
+
+
+def _unravelled(xp: Any, groups: Groups, offsets: Any, x: Any, spec: TensorSpec) -> Any:
+    """(t, X) from storage in which each expert's block is compact by itself, contiguous along t.
+
+    Where the last dim is contiguous, that storage and the plain one are the same.
+    """
+    t, width = x.shape
+    if spec.strides[1] == 1 or width == 1:
+        return x
+    flat = xp.reshape(xp.permute_dims(x, (1, 0)), (t * width,))
+    ends = xp.clip(offsets, 0, t)
+    begins = xp.concat((xp.zeros_like(ends[:1]), ends[:-1]))
+    begin, size = xp.take(begins, groups.owner), xp.take(ends - begins, groups.owner)
+    column = counting(xp, width, x)[None, :]
+    where = begin[:, None] * width + column * size[:, None] + (counting(xp, t, x) - begin)[:, None]
+    where = xp.clip(where, 0, t * width - 1)  # rows past the end point anywhere; they are not read on
+    return xp.reshape(xp.take(flat, xp.reshape(where, (t * width,))), (t, width))

@@ -3,8 +3,8 @@
     uv run python tools/stubs.py            # write
     uv run python tools/stubs.py --check    # exit 1 where a stub is not what the code says
 
-``cudnn/__init__.pyi`` names what the installed families export; a family's ``legacy.pyi`` holds the signatures that its
-table makes.
+``cudnn/__init__.pyi`` names what the installed families export; a family's ``legacy*.pyi`` hold the signatures that its
+tables make.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ def _signature(function: FunctionType) -> str:
     return f"({', '.join(parameters)})"
 
 
-def legacy_stub(family: Family) -> str | None:
-    """A family's ``legacy.pyi``, or None where it has no legacy names."""
-    try:
-        module = importlib.import_module(f"cudnn_fe.{family.name}.legacy")
-    except ModuleNotFoundError:
-        return None
+def legacy_modules(family: Family) -> list[str]:
+    """The family's modules of legacy names: ``legacy``, or several that begin so."""
+    prefix = f"cudnn_fe.{family.name}.legacy"
+    return sorted({target.partition(":")[0] for target in family.exports.values() if target.startswith(prefix)})
+
+
+def legacy_stub(name: str) -> str:
+    """The stub of one of them."""
+    module = importlib.import_module(name)
     parts = [HEADER, "from typing import Any\n", "from cudnn_fe.core.class_api import OpClass\n"]
     for name in sorted(module.__all__):
         value = getattr(module, name)
@@ -65,9 +68,8 @@ def stubs() -> dict[Path, str]:
     """Every stub by its path."""
     found = {ROOT / "packages/cudnn-fe/src/cudnn/__init__.pyi": namespace_stub()}
     for family in families():
-        text = legacy_stub(family)
-        if text is not None:
-            found[ROOT / f"packages/{family.package}/src/cudnn_fe/{family.name}/legacy.pyi"] = text
+        for module in legacy_modules(family):
+            found[ROOT / f"packages/{family.package}/src/{module.replace('.', '/')}.pyi"] = legacy_stub(module)
     return found
 
 

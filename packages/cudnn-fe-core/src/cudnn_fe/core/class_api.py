@@ -301,6 +301,13 @@ def _results(
     return [result for result, there in zip(results, wanted, strict=True) if there]
 
 
+def _folded(op: Op, xp: Any, outputs: Any, results: list[Any], wanted: tuple[bool, ...]) -> list[Any]:
+    """What goes into the buffers: the results, or their sum with or maximum over what is there."""
+    kinds = [op.problem.accumulates.get(position) for position, there in enumerate(wanted) if there]
+    fold = {"sum": lambda before, now: before + now, "maximum": xp.maximum, None: lambda before, now: now}
+    return [fold[kind](before, now) for kind, before, now in zip(kinds, outputs, results, strict=True)]
+
+
 def _torch_reference(
     op: Op, problem: Problem, inputs: Any, outputs: Any, scalars: tuple[float, ...], wanted: tuple[bool, ...]
 ) -> None:
@@ -308,7 +315,8 @@ def _torch_reference(
     import torch
 
     with torch.no_grad():
-        for output, result in zip(outputs, _results(op, problem, xp, inputs, scalars, wanted), strict=True):
+        results = _results(op, problem, xp, inputs, scalars, wanted)
+        for output, result in zip(outputs, _folded(op, xp, outputs, results, wanted), strict=True):
             output.copy_(result)
 
 
@@ -339,7 +347,8 @@ def _reference_launch(op: Op, problem: Problem, specs: list[TensorSpec], wanted:
         import numpy as np
 
         with np.errstate(all="ignore"):
-            for output, result in zip(outputs, _results(op, problem, xp, inputs, scalars, wanted), strict=True):
+            results = _results(op, problem, xp, inputs, scalars, wanted)
+            for output, result in zip(outputs, _folded(op, xp, outputs, results, wanted), strict=True):
                 np.copyto(output, result)
 
     return launch

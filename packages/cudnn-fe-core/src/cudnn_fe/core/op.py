@@ -6,7 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.errors import AlignmentError, DeviceError, DTypeError, OptionError, ShapeError, StrideError
@@ -47,6 +47,8 @@ class Problem(ABC):
     kept: ClassVar[frozenset[str]] = frozenset()  # those whose float32 torch's autocast must not round
     output_count: ClassVar[int] = 1  # 0 where it depends on the options
     in_place: ClassVar[Mapping[int, str]] = {}  # result to the operand that it may share its memory with
+    # Outputs, by position, that the class API folds into what their buffers hold instead of overwriting it.
+    accumulates: ClassVar[Mapping[int, Literal["sum", "maximum"]]] = {}
 
     @classmethod
     @abstractmethod

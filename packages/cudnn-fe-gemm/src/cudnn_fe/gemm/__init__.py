@@ -1,6 +1,9 @@
 """Fused dense GEMMs for torch, JAX and NumPy."""
 
 from cudnn_fe.gemm._version import __version__
+from cudnn_fe.gemm.amax import gemm_amax_forward, gemm_amax_jax_forward
+from cudnn_fe.gemm.dsrelu import gemm_srelu_backward, gemm_srelu_jax_backward
+from cudnn_fe.gemm.srelu import gemm_srelu_forward, gemm_srelu_jax_forward
 from cudnn_fe.gemm.swiglu import (
     gemm_swiglu_backward,
     gemm_swiglu_forward,
@@ -10,6 +13,12 @@ from cudnn_fe.gemm.swiglu import (
 
 __all__ = [
     "__version__",
+    "gemm_amax_forward",
+    "gemm_amax_jax_forward",
+    "gemm_srelu_backward",
+    "gemm_srelu_forward",
+    "gemm_srelu_jax_backward",
+    "gemm_srelu_jax_forward",
     "gemm_swiglu_backward",
     "gemm_swiglu_forward",
     "gemm_swiglu_jax_backward",

@@ -8,6 +8,7 @@ __all__ = ["FAMILY"]
 
 _SWIGLU = "cudnn_fe.gemm.swiglu"
 _LEGACY = "cudnn_fe.gemm.legacy"
+_SCALED = "cudnn_fe.gemm.legacy_scaled"
 
 FAMILY = Family(
     name="gemm",
@@ -16,6 +17,9 @@ FAMILY = Family(
         "cudnn_fe.gemm.swiglu.op:FORWARD",
         "cudnn_fe.gemm.matmul.op:MATMUL",
         "cudnn_fe.gemm.dswiglu.op:DSWIGLU",
+        "cudnn_fe.gemm.amax.op:AMAX",
+        "cudnn_fe.gemm.srelu.op:SRELU",
+        "cudnn_fe.gemm.dsrelu.op:DSRELU",
     ),
     exports={
         "gemm_swiglu_forward": f"{_SWIGLU}:gemm_swiglu_forward",
@@ -25,5 +29,22 @@ FAMILY = Family(
         "gemm_swiglu_wrapper_sm100": f"{_LEGACY}:gemm_swiglu_wrapper_sm100",
         "gemm_swiglu_jax_sm100": f"{_LEGACY}:gemm_swiglu_jax_sm100",
         "GemmSwigluSm100": f"{_LEGACY}:GemmSwigluSm100",
+        "ops.nvfp4_block_scale_quantize": "cudnn_fe.core.block_scale:nvfp4_block_scale_quantize",
+        "ops.nvfp4_block_scale_dequantize": "cudnn_fe.core.block_scale:nvfp4_block_scale_dequantize",
+        "gemm_amax_forward": "cudnn_fe.gemm.amax:gemm_amax_forward",
+        "gemm_amax_jax_forward": "cudnn_fe.gemm.amax:gemm_amax_jax_forward",
+        "gemm_amax_wrapper_sm100": f"{_SCALED}:gemm_amax_wrapper_sm100",
+        "gemm_amax_jax_sm100": f"{_SCALED}:gemm_amax_jax_sm100",
+        "GemmAmaxSm100": f"{_SCALED}:GemmAmaxSm100",
+        "gemm_srelu_forward": "cudnn_fe.gemm.srelu:gemm_srelu_forward",
+        "gemm_srelu_jax_forward": "cudnn_fe.gemm.srelu:gemm_srelu_jax_forward",
+        "gemm_srelu_wrapper_sm100": f"{_SCALED}:gemm_srelu_wrapper_sm100",
+        "gemm_srelu_jax_sm100": f"{_SCALED}:gemm_srelu_jax_sm100",
+        "GemmSreluSm100": f"{_SCALED}:GemmSreluSm100",
+        "gemm_srelu_backward": "cudnn_fe.gemm.dsrelu:gemm_srelu_backward",
+        "gemm_srelu_jax_backward": "cudnn_fe.gemm.dsrelu:gemm_srelu_jax_backward",
+        "gemm_dsrelu_wrapper_sm100": f"{_SCALED}:gemm_dsrelu_wrapper_sm100",
+        "gemm_dsrelu_jax_sm100": f"{_SCALED}:gemm_dsrelu_jax_sm100",
+        "GemmDsreluSm100": f"{_SCALED}:GemmDsreluSm100",
     },
 )

@@ -1,0 +1,86 @@
+"""The NVFP4 converter: bytes against exact arithmetic, scales at the documented offsets, the way back, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from cudnn_fe.core.block_scale import nvfp4_block_scale_dequantize, nvfp4_block_scale_quantize
+from cudnn_fe.core.errors import DTypeError, ShapeError, StrideError
+from cudnn_fe_testkit import block_scale as exact
+
+M, K = 128, 128
+ENCODE = np.full((1, 1, 1), 3.7, np.float32)
+DECODE = np.float32(1) / ENCODE
+
+
+@pytest.fixture(scope="module")
+def source() -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, M, K)) * 2.0 ** rng.integers(-12, 9, (1, M, 1))
+    x[0, 1, :16], x[0, 2, 3], x[0, 3, 4] = 0, np.inf, np.nan
+    return x.astype(ml_dtypes.bfloat16)
+
+
+def as_torch(x: np.ndarray[Any, Any]) -> torch.Tensor:
+    if x.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def raw(x: Any) -> np.ndarray[Any, Any]:
+    if isinstance(x, torch.Tensor):
+        return x.view(torch.uint8).numpy()
+    return np.asarray(x).view(np.uint8)
+
+
+@pytest.mark.parametrize("convert", [np.asarray, as_torch, jnp.asarray], ids=["numpy", "torch", "jax"])
+def test_bytes(source: np.ndarray[Any, Any], convert: Callable[[Any], Any]) -> None:
+    out = nvfp4_block_scale_quantize(convert(source), convert(ENCODE))
+    assert list(out.keys()) == ["packed_tensor", "scale_tensor"]
+    packed, scales = raw(out["packed_tensor"]), raw(out["scale_tensor"])
+    assert packed.shape == (1, M, K // 2)
+    assert scales.shape == (1, M, K // 16)
+    back = nvfp4_block_scale_dequantize(out["packed_tensor"], out["scale_tensor"], convert(DECODE))
+    values = raw(back).view(np.uint16)
+    for row in (0, 1, 2, 3, 40, 127):
+        for block in range(K // 16):
+            x = [float(v) for v in source[0, row, 16 * block : 16 * block + 16]]
+            scale, codes = exact.quantize_block(x, "nvfp4", "converter", float(ENCODE[0, 0, 0]))
+            offset = block // 4 * 512 + row % 32 * 16 + row // 32 * 4 + block % 4
+            assert scales.ravel()[offset] == scale
+            pairs = [low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)]
+            assert packed[0, row, 8 * block : 8 * block + 8].tolist() == pairs
+            wanted = np.asarray(exact.dequantize_block(scale, codes, "nvfp4", float(DECODE[0, 0, 0])), np.float32)
+            got = values[0, row, 16 * block : 16 * block + 16].view(ml_dtypes.bfloat16).astype(np.float32)
+            assert np.array_equal(got, wanted.astype(ml_dtypes.bfloat16).astype(np.float32), equal_nan=True)
+
+
+def test_under_jit(source: np.ndarray[Any, Any]) -> None:
+    wanted = nvfp4_block_scale_quantize(source, ENCODE)
+    got = jax.jit(nvfp4_block_scale_quantize)(jnp.asarray(source), jnp.asarray(ENCODE))
+    assert np.array_equal(raw(got["packed_tensor"]), raw(wanted["packed_tensor"]))
+    assert np.array_equal(raw(got["scale_tensor"]), raw(wanted["scale_tensor"]))
+
+
+def test_refusals(source: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(ShapeError, match="M a multiple of 128"):
+        nvfp4_block_scale_quantize(source[:, :100], ENCODE)
+    with pytest.raises(ShapeError, match="K a multiple of 64"):
+        nvfp4_block_scale_quantize(np.ascontiguousarray(source[:, :, :80]), ENCODE)
+    with pytest.raises(DTypeError, match="wanted bfloat16"):
+        nvfp4_block_scale_quantize(source.astype(np.float32), ENCODE)
+    with pytest.raises(StrideError, match="C-contiguous"):
+        nvfp4_block_scale_quantize(source.transpose(0, 2, 1), ENCODE)
+    with pytest.raises(ShapeError, match=r"encode_scale: got \(1,\)"):
+        nvfp4_block_scale_quantize(source, np.ones(1, np.float32))
+    out = nvfp4_block_scale_quantize(source, ENCODE)
+    with pytest.raises(DTypeError, match="decode_scale: got float64"):
+        nvfp4_block_scale_dequantize(out[0], out[1], np.ones((1, 1, 1)))

@@ -1,0 +1,170 @@
+"""Gradients of the block-scaled GEMM with squared ReLU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_fe.core.call import call
+from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.core.frameworks import framework_of
+from cudnn_fe.core.tuple_dict import TupleDict
+from cudnn_fe.gemm.dsrelu.op import DSRELU
+from cudnn_fe.gemm.scaled import is_fp4
+from cudnn_fe.gemm.scaled_arrays import packed_pairs
+from cudnn_fe.gemm.srelu import refuse_fp8_result
+
+__all__ = ["gemm_srelu_backward", "gemm_srelu_jax_backward"]
+
+
+def gemm_srelu_backward(
+    a_tensor: Any,
+    b_tensor: Any,
+    c_tensor: Any,
+    sfa_tensor: Any,
+    sfb_tensor: Any,
+    prob_tensor: Any,
+    alpha: float = 1.0,
+    d_major: str = "n",
+    d_dtype: Any = "bfloat16",
+    acc_dtype: Any = "float32",
+    mma_tiler_mn: tuple[int, int] = (256, 256),
+    cluster_shape_mn: tuple[int, int] | None = None,
+    norm_const_tensor: Any = None,
+    sf_vec_size: int = 16,
+    vector_f32: bool = False,
+    stream: Any = None,
+    *,
+    backend: str | None = None,
+) -> TupleDict:
+    """Gradients of ``prob * relu(S)**2`` with respect to ``S = alpha * A @ B^T``, computed again, and to prob.
+
+    Args:
+        a_tensor: A (M, K, L): E4M3, E5M2, or FP4 as torch's pairs, uint8 pairs along K, or NumPy's and JAX's own dtype.
+        b_tensor: B (N, K, L), same dtype.
+        c_tensor: Gradient of the activation (M, N, L): float32, float16 or bfloat16, contiguous along ``d_major``.
+        sfa_tensor: Packed scales of A, ``scale_shape(M, K / sf_vec_size, L)`` or its atom view: E8M0 or E4M3.
+        sfb_tensor: Packed scales of B, same dtype.
+        prob_tensor: float32 (M, 1, L).
+        alpha: Scale of the product.
+        d_major: Contiguous dim of D, that of C: ``"m"`` or ``"n"``.
+        d_dtype: float32, float16, bfloat16, E4M3 or E5M2; FP8 with FP8 operands only, then with scales.
+        acc_dtype: float32.
+        mma_tiler_mn: Hint without effect on results.
+        cluster_shape_mn: Hint without effect on results.
+        norm_const_tensor: float32 (1,), needed for an FP8 D.
+        sf_vec_size: Elements per scale: 32, or 16 for FP4.
+        vector_f32: Hint without effect on results.
+        stream: Launch stream for CUDA tensors.
+        backend: ``None``, or the name of the one to use.
+
+    Returns:
+        ``d_tensor`` (M, N, L); ``dprob_tensor`` (M, 1, L) float32; ``amax_tensor`` (1,) with FP4 operands, else None;
+        ``sfd_tensor`` for an FP8 D, the atom view (JAX: the physical form), else None.
+
+    Raises:
+        ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
+        BackendError: No backend serves the call, with every backend's reason.
+
+    Example:
+        >>> import ml_dtypes, numpy as np
+        >>> a, b = np.ones((2, 32, 1), ml_dtypes.float8_e4m3fn), np.ones((3, 32, 1), ml_dtypes.float8_e4m3fn)
+        >>> scales = np.full((1, 1, 1, 32, 4, 4), 1, ml_dtypes.float8_e8m0fnu)
+        >>> ones, prob = np.ones((2, 3, 1), np.float32), np.ones((2, 1, 1), np.float32)
+        >>> out = gemm_srelu_backward(a, b, ones, scales, scales, prob, sf_vec_size=32)
+        >>> float(out["d_tensor"][0, 0, 0]), float(out["dprob_tensor"][0, 0, 0])
+        (64.0, 3072.0)
+    """
+    options = (
+        ("major", d_major),
+        ("d_dtype", d_dtype),
+        ("acc_dtype", acc_dtype),
+        ("mma_tiler_mn", mma_tiler_mn),
+        ("cluster_shape_mn", cluster_shape_mn),
+        ("sf_vec_size", sf_vec_size),
+        ("sfd_atom", framework_of(a_tensor) != "jax"),
+    )
+    operands = (
+        packed_pairs(a_tensor),
+        packed_pairs(b_tensor),
+        sfa_tensor,
+        sfb_tensor,
+        c_tensor,
+        prob_tensor,
+        norm_const_tensor,
+    )
+    d, dprob, amax, sfd = call(DSRELU, operands, options, (alpha,), backend=backend, stream=stream)
+    return TupleDict(
+        d_tensor=d,
+        dprob_tensor=dprob,
+        amax_tensor=amax if is_fp4(dtype(a_tensor.dtype)) else None,
+        sfd_tensor=sfd if dtype(d_dtype).is_fp8 else None,
+    )
+
+
+def gemm_srelu_jax_backward(
+    a_tensor: Any,
+    b_tensor: Any,
+    c_tensor: Any,
+    sfa_tensor: Any,
+    sfb_tensor: Any,
+    prob_tensor: Any,
+    alpha: float = 1.0,
+    d_dtype: Any = "bfloat16",
+    acc_dtype: Any = "float32",
+    mma_tiler_mn: tuple[int, int] = (256, 256),
+    cluster_shape_mn: tuple[int, int] | None = None,
+    sf_vec_size: int = 16,
+    vector_f32: bool = False,
+    *,
+    backend: str | None = None,
+) -> tuple[Any, Any]:
+    """`gemm_srelu_backward` for JAX: usable under ``jit`` and ``vmap``; runs on CPU and CUDA.
+
+    Args:
+        a_tensor: A (M, K, 1), row-major.
+        b_tensor: B (N, K, 1), row-major.
+        c_tensor: Gradient of the activation (M, N, 1), row-major.
+        sfa_tensor: Packed scales of A, physical form.
+        sfb_tensor: Packed scales of B.
+        prob_tensor: float32 (M, 1, 1).
+        alpha: Scale of the product; static under ``jit``, as all that follows.
+        d_dtype: float32, float16 or bfloat16.
+        acc_dtype: float32.
+        mma_tiler_mn: Hint without effect on results.
+        cluster_shape_mn: Hint without effect on results.
+        sf_vec_size: Elements per scale.
+        vector_f32: Hint without effect on results.
+        backend: ``None``, or the name of the one to use.
+
+    Returns:
+        ``(d, dprob)`` of shapes (M, N, 1) and (M, 1, 1).
+
+    Raises:
+        ShapeError, StrideError, DTypeError, OptionError, BackendError: As the message says.
+    """
+    from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
+
+    refuse_fp8_result(d_dtype)
+    names = ("a_tensor", "b_tensor", "c_tensor", "sfa_tensor", "sfb_tensor", "prob_tensor")
+    given = (a_tensor, b_tensor, c_tensor, sfa_tensor, sfb_tensor, prob_tensor)
+    operands = [as_jax(name, x) for name, x in zip(names, given, strict=True)]
+    a, b, c, sfa, sfb, prob = operands
+    out = gemm_srelu_backward(
+        a,
+        b,
+        c,
+        sfa,
+        sfb,
+        prob,
+        alpha,
+        "n",
+        d_dtype,
+        acc_dtype,
+        mma_tiler_mn,
+        cluster_shape_mn,
+        None,
+        sf_vec_size,
+        vector_f32,
+        backend=backend,
+    )
+    return out[0], out[1]

@@ -1,0 +1,138 @@
+"""Rules that the block-scaled GEMMs share: quantised A and B with packed scale factors, and results with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from cudnn_fe.core.block_scale import BlockFormat, block_format, scale_shape
+from cudnn_fe.core.dtypes import DType, dtype
+from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError, StrideError
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
+from cudnn_fe.gemm.operands import require_dtype, require_matrices, require_same_device
+from cudnn_fe.gemm.problem import GemmProblem
+
+__all__ = [
+    "ELEMENTS",
+    "PACKED_LAYOUT",
+    "SCALES",
+    "ScaledGemmProblem",
+    "is_atom_form",
+    "is_fp4",
+    "permuted",
+    "require_float32",
+    "require_scaled",
+    "scale_output",
+]
+
+FP4 = ("float4_e2m1fn", "uint8")
+ELEMENTS = ("float8_e4m3fn", "float8_e5m2", *FP4)
+SCALES = ("float8_e8m0fnu", "float8_e4m3fn")
+PACKED_LAYOUT = "(L, ceil(R/128), K', 32, 4, 4), or its atom view (32, 4, ceil(R/128), 4, K', L) with R rows"
+_TO_ATOM = (3, 4, 1, 5, 2, 0)
+_TO_PHYSICAL = (5, 2, 4, 0, 1, 3)
+
+
+def is_fp4(kind: DType) -> bool:
+    """Whether an operand of this type holds packed FP4 pairs."""
+    return kind.name in FP4
+
+
+@dataclass(frozen=True)
+class ScaledGemmProblem(GemmProblem):
+    """A GEMM of quantised operands. FP4 operands are packed: their second extent counts bytes."""
+
+    operands: ClassVar[tuple[str, ...]] = ("a", "b", "sfa", "sfb")
+
+    sfa: TensorSpec
+    sfb: TensorSpec
+    sf_vec_size: int
+
+    @property
+    def extents(self) -> tuple[int, int, int, int]:
+        """(M, N, K, L), K in elements."""
+        per_byte = 2 if is_fp4(self.a.dtype) else 1
+        return (self.a.shape[0], self.b.shape[0], per_byte * self.a.shape[1], self.a.shape[2])
+
+    @property
+    def format(self) -> BlockFormat:
+        """How the operands are quantised."""
+        return block_format(self.a.dtype.name, self.sfa.dtype.name, self.sf_vec_size)
+
+    def batched(self, size: int) -> Self | None:
+        """None: packed scale factors have no dim to stack calls along without moving them."""
+        del size
+        return None
+
+
+def require_float32(acc_dtype: Any) -> None:
+    """Raises DTypeError unless sums are asked for in float32."""
+    found = dtype(acc_dtype, operand="acc_dtype")
+    if found.name != "float32":
+        raise DTypeError("acc_dtype", got=str(found), wanted="float32", remedy="leave acc_dtype at its default")
+
+
+def require_scaled(
+    a: TensorSpec, b: TensorSpec, sfa: TensorSpec, sfb: TensorSpec, sf_vec_size: Any, scales: tuple[str, ...] = SCALES
+) -> tuple[int, int, int, int]:
+    """Validate quantised operands and return (M, N, K, L), K in elements."""
+    if not isinstance(sf_vec_size, int) or sf_vec_size not in (16, 32):
+        raise OptionError("sf_vec_size", got=repr(sf_vec_size), wanted="16 or 32", remedy="pass the block's extent")
+    m, n, k, batch = require_matrices(a, b, ELEMENTS)
+    require_dtype(sfa, scales, remedy="view the bytes as the format they are")
+    if sfb.dtype != sfa.dtype:
+        raise DTypeError(sfb.name, got=str(sfb.dtype), wanted=f"{sfa.dtype}, as {sfa.name}", remedy="use one format")
+    block_format(a.dtype.name, sfa.dtype.name, sf_vec_size)
+    if is_fp4(a.dtype):
+        for spec in (a, b):
+            if not spec.dense_in(1):
+                raise StrideError(
+                    spec.name,
+                    got=f"strides {spec.strides}",
+                    wanted="FP4 pairs contiguous along K",
+                    remedy="pack along K",
+                )
+        k *= 2
+    columns = -(-k // sf_vec_size)
+    require_same_device(a, sfa, sfb)
+    require_packed(sfa, m, columns, batch)
+    require_packed(sfb, n, columns, batch)
+    return m, n, k, batch
+
+
+def permuted(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The atom view's shape of a physical one."""
+    return tuple(shape[dim] for dim in _TO_ATOM)
+
+
+def is_atom_form(spec: TensorSpec) -> bool:
+    """Whether packed scale factors are given as the atom view; the physical form ends in (32, 4, 4)."""
+    return spec.ndim == 6 and (spec.shape[0], spec.shape[1], spec.shape[3]) == (32, 4, 4)
+
+
+def require_packed(spec: TensorSpec, rows: int, columns: int, batch: int) -> None:
+    """Raises ShapeError or StrideError unless ``spec`` is one of the two packed forms, compact."""
+    spec.require_rank(6, PACKED_LAYOUT)
+    physical = spec.permute(_TO_PHYSICAL) if is_atom_form(spec) else spec
+    shape = scale_shape(rows, columns, batch)
+    if physical.shape != shape:
+        raise ShapeError(
+            spec.name,
+            got=str(spec.shape),
+            wanted=f"{shape} or {permuted(shape)} for {rows} rows of {columns} scales",
+            remedy="pack plain scales with cudnn_fe.core.block_scale.swizzle_scales",
+        )
+    if spec.size and physical.strides != contiguous_strides(shape):
+        raise StrideError(
+            spec.name,
+            got=f"strides {spec.strides}",
+            wanted="one compact buffer in the order of the physical form",
+            remedy="copy the physical form, then take its atom view",
+        )
+
+
+def scale_output(name: str, rows: int, columns: int, batch: int, *, atom: bool, kind: DType, device: str) -> TensorSpec:
+    """A packed result in either form."""
+    shape = scale_shape(rows, columns, batch)
+    spec = TensorSpec(shape, contiguous_strides(shape), kind, device, 16, name)
+    return spec.permute(_TO_ATOM) if atom else spec

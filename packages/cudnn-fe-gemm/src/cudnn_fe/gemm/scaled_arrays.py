@@ -1,0 +1,66 @@
+"""Pieces of the block-scaled GEMMs' references, in array-API style."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cudnn_fe.core.block_scale import atom_view, dequantize, quantize, swizzle_scales, unswizzle_scales
+from cudnn_fe.core.codecs import encode, from_codes, pack_fp4, to_codes, unpack_fp4
+from cudnn_fe.core.dtypes import DType, dtype
+from cudnn_fe.core.frameworks import framework_of
+from cudnn_fe.gemm.arrays import astype, batched_product
+
+if TYPE_CHECKING:
+    from cudnn_fe.core.block_scale import BlockFormat
+    from cudnn_fe.gemm.scaled import ScaledGemmProblem
+
+__all__ = ["cast", "largest", "packed_pairs", "quantized_rows", "scaled_product"]
+
+
+def packed_pairs(x: Any) -> Any:
+    """FP4 arrays of NumPy and JAX, which hold one element a byte, as packed pairs along dim 1; others as they are."""
+    if x is None or dtype(x.dtype).name != "float4_e2m1fn" or framework_of(x) == "torch":
+        return x
+    return pack_fp4(to_codes(x), axis=1)
+
+
+def scaled_product(problem: ScaledGemmProblem, xp: Any, a: Any, b: Any, sfa: Any, sfb: Any) -> Any:
+    """``sum_k (A * SFA)[m, k, l] * (B * SFB)[n, k, l]`` as float32 (M, N, L)."""
+    m, n, k, _ = problem.extents
+    left, right = (
+        _dequantized(xp, x, scales, rows, k, problem.format) for x, scales, rows in ((a, sfa, m), (b, sfb, n))
+    )
+    return batched_product(xp, left, right)
+
+
+def _dequantized(xp: Any, x: Any, scales: Any, rows: int, k: int, format: BlockFormat) -> Any:
+    codes = x.view(xp.uint8)
+    if format.element.bits == 4:
+        codes = unpack_fp4(codes, axis=1)
+    plain = unswizzle_scales(scales.view(xp.uint8), rows, -(-k // format.block))
+    return dequantize(codes, xp.permute_dims(plain, (1, 2, 0)), format, axis=1)
+
+
+def largest(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
+    """``max |x|`` of all elements, NaN if one is, minus infinity if there is none."""
+    if 0 in x.shape:
+        return xp.reshape(xp.sum(x) - xp.inf, shape)
+    return xp.reshape(xp.max(xp.abs(x)), shape)
+
+
+def cast(xp: Any, x: Any, kind: DType) -> Any:
+    """float32 rounded to the dtype, FP8 and FP4 saturating; FP4 packed in pairs along dim 1."""
+    if kind.is_fp8:
+        return from_codes(encode(x, kind.name), kind.name)
+    if kind.bits == 4 or kind.name == "uint8":
+        packed = pack_fp4(encode(x, "float4_e2m1fn"), axis=1)
+        return packed.view(xp.float4_e2m1fn_x2) if kind.bits == 4 and framework_of(x) == "torch" else packed
+    return astype(x, kind.name)
+
+
+def quantized_rows(xp: Any, x: Any, format: BlockFormat, norm: Any, *, atom: bool) -> tuple[Any, Any]:
+    """FP8 (M, N, L) and its packed scales, blocks along N, by the epilogue's recipe."""
+    got = quantize(x, format, axis=1, norm=norm)
+    packed = swizzle_scales(xp.permute_dims(got.scales, (2, 0, 1)))
+    native = from_codes(packed, format.scale.name)
+    return from_codes(got.codes, format.element.name), atom_view(native) if atom else native

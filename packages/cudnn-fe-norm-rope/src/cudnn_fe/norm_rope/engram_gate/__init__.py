@@ -56,7 +56,7 @@ def engram_gate_saved_forward(
         >>> x, kv = np.ones((1, 4, 5120), ml_dtypes.bfloat16), np.ones((1, 25600), ml_dtypes.bfloat16)
         >>> weight = np.zeros((4, 5120), np.float32)
         >>> out, saved = engram_gate_saved_forward(x, kv, weight, np.ones(1, bool))
-        >>> out[0, 0, 0].astype(float), saved[0, 0, :2].round(4).tolist()
+        >>> float(out[0, 0, 0]), [round(float(x), 3) for x in saved[0, 0, :2]]
         (1.5, [0.5, 0.0])
     """
     from cudnn_fe.norm_rope.engram_gate.op import FORWARD  # keeps `import cudnn_fe.norm_rope` light

@@ -41,7 +41,7 @@ def rmsnorm_silu_forward(
     Example:
         >>> import numpy as np, ml_dtypes
         >>> x = np.ones((2, 16), ml_dtypes.bfloat16)
-        >>> rmsnorm_silu_forward(x, x[0], 0.0)["out"][0, 0].astype(float)
+        >>> float(rmsnorm_silu_forward(x, x[0], 0.0)["out"][0, 0])
         0.73046875
     """
     from cudnn_fe.norm_rope.rmsnorm_silu.op import FORWARD  # keeps `import cudnn_fe.norm_rope` light

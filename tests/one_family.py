@@ -3,6 +3,7 @@
 python tests/one_family.py gemm            # through cudnn_fe.gemm
 python tests/one_family.py cudnn           # through the unified namespace
 python tests/one_family.py conv            # through cudnn_fe.conv
+python tests/one_family.py norm_rope       # another family: imports everything that it exports
 python tests/one_family.py gemm --bare     # and insists that no framework or kernel compiler is installed
 """
 
@@ -24,17 +25,28 @@ SUBNORMAL_HALF_ULP = 2.0**-25
 def main() -> None:
     """Runs the check; raises on the first thing that is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("module", choices=("gemm", "conv", "cudnn"))
+    parser.add_argument("module", help="cudnn, or a family")
     parser.add_argument("--bare", action="store_true")
     chosen = parser.parse_args()
     if chosen.bare:
         installed = [name for name in HEAVY if importlib.util.find_spec(name) is not None]
         assert not installed, f"installed, so nothing is shown by this run: {installed}"
     module = importlib.import_module("cudnn" if chosen.module == "cudnn" else f"cudnn_fe.{chosen.module}")
-    name, count = check_conv(module) if chosen.module == "conv" else check_gemm(module)
+    check = {"conv": check_conv, "gemm": check_gemm, "cudnn": check_gemm}.get(chosen.module, check_exports)
+    name, count = check(module)
     imported = [name for name in HEAVY if name in sys.modules]
     assert not imported, f"a NumPy call imported {imported}"
     print(f"{module.__name__}.{name}: {count} values checked")
+
+
+def check_exports(module: Any) -> tuple[str, int]:
+    """Every public name and op of a family resolves; returns how many."""
+    from cudnn_fe.core.op import resolve
+
+    family = importlib.import_module(f"{module.__name__}.exports").FAMILY
+    found = [resolve(target) for target in (*family.exports.values(), *family.op_targets)]
+    assert None not in found
+    return "exports", len(found)
 
 
 def check_gemm(module: Any) -> tuple[str, int]:

@@ -14,7 +14,15 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-PUBLISHED = ("cudnn-fe-core", "cudnn-fe-gemm", "cudnn-fe-conv", "cudnn-fe")
+PUBLISHED = (
+    "cudnn-fe-core",
+    "cudnn-fe-attention",
+    "cudnn-fe-conv",
+    "cudnn-fe-gemm",
+    "cudnn-fe-grouped",
+    "cudnn-fe-norm-rope",
+    "cudnn-fe",
+)
 # Required where wheels exist, and nowhere needed by a call that runs the reference.
 KERNEL_COMPILER = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 
@@ -76,6 +84,12 @@ def test_conv_alone_computes_on_numpy(wheels: dict[str, Path], tmp_path: Path) -
     assert "156 values checked" in run(interpreter, "-I", "tests/one_family.py", "conv", "--bare")
 
 
+@pytest.mark.parametrize("family", ["attention", "grouped", "norm_rope"])
+def test_a_family_alone_offers_all_its_names(wheels: dict[str, Path], tmp_path: Path, family: str) -> None:
+    interpreter = environment(wheels, tmp_path / "venv", f"cudnn-fe-{family.replace('_', '-')}")
+    assert "values checked" in run(interpreter, "-I", "tests/one_family.py", family, "--bare")
+
+
 def test_gemm_alone_computes_on_numpy(python: Path) -> None:
     assert "960 values checked" in run(python, "-I", "tests/one_family.py", "gemm", "--bare")
 
@@ -93,7 +107,9 @@ def test_wheels_share_no_file(wheels: dict[str, Path]) -> None:
     assert "cudnn_fe/__init__.py" not in owners, "it would hide every other family from Python"
 
 
-@pytest.mark.parametrize(("name", "marker"), [(name, name.removeprefix("cudnn-fe").strip("-")) for name in PUBLISHED])
+@pytest.mark.parametrize(
+    ("name", "marker"), [(name, name.removeprefix("cudnn-fe").strip("-").replace("-", "_")) for name in PUBLISHED]
+)
 def test_wheel_carries_types_and_licence(wheels: dict[str, Path], name: str, marker: str) -> None:
     held = names(wheels[name])
     assert (f"cudnn_fe/{marker}/py.typed" if marker else "cudnn/py.typed") in held

@@ -4,7 +4,7 @@
 #
 #   tools/verify_on_gpu.sh [FOLDER]       results go to FOLDER, ./gpu-results by default
 #
-# Kernels compile on several cores at once; with a warm cache (CUDNN_FRONTEND_COMPILED_CACHE) the whole takes about three
+# Kernels compile on several cores at once; with a warm cache (CUDNN_FRONTEND_COMPILED_CACHE) the whole takes a few
 # minutes on an H200.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +22,7 @@ part() { # part NAME SECONDS COMMAND...: its output goes to NAME.txt
     printf '%-12s status %s, %s s: %s\n' "$name" $status $((SECONDS - started)) "$(tail -1 "$out/$name.txt" | cut -c1-120)"
 }
 
-part tests 240 "$python" -m pytest -q -m gpu -n "${WORKERS:-12}" -p no:cacheprovider packages
+part tests 420 "$python" -m pytest -q -m gpu -n "${WORKERS:-12}" -p no:cacheprovider packages
 part memcheck 90 compute-sanitizer --tool memcheck --error-exitcode 1 "$python" tools/small_case.py
 part host 60 "$python" tools/host_time.py --json "$out/host_time.json"
 part gemm 120 "$python" -m cudnn._cli bench matmul --rounds 9 --json "$out/h200_matmul.json"

@@ -15,7 +15,7 @@ from cudnn._cli.app import app
 from cudnn._cli.findings import findings
 from cudnn._cli.serving import Serving, sample_problem, serving
 from cudnn_fe.core.device import Device
-from cudnn_fe.core.registry import find_op, ops
+from cudnn_fe.core.registry import families, find_op, ops
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
 SECTIONS = ["frontend", "platform", "gpu", "cuda toolkit", "pytorch", "libraries", "packages", "environment"]
@@ -68,7 +68,8 @@ def test_findings(packages: dict[str, str], level: str, part: str) -> None:
 
 
 def test_a_clean_environment_has_no_problem() -> None:
-    packages = {"cudnn-fe": "0.1.0", "cudnn-fe-core": "0.1.0", "cudnn-fe-gemm": "0.1.0", "nvidia-cutlass-dsl": "4.8.1"}
+    ours = ["cudnn-fe", "cudnn-fe-core", *(family.package for family in families())]
+    packages = {**dict.fromkeys(ours, "0.1.0"), "nvidia-cutlass-dsl": "4.8.1"}
     assert [f for f in findings({"packages": packages}) if f.level == "problem"] == []
 
 

@@ -297,6 +297,19 @@ def test_zero_extents() -> None:
     assert (scores["topk_scores_tensor"] == -np.inf).all()
 
 
+def test_autocast_rounds_no_log_sum_exp() -> None:
+    """Queries and keys are what a matrix product multiplies; the log-sum-exp beside them keeps its float32."""
+    q, k = (torch.from_numpy(normal((1, 1, 64, 16), seed=seed)) for seed in (1, 2))
+    lse = torch.linspace(5.0, 5.01, 64).view(1, 1, 64)  # bfloat16 would make these one value
+    sizes = {"k_value": 4, "selection_block_size": 8, "compress_stride": 4}
+    with torch.autocast("cpu", torch.bfloat16):
+        got = nsa_topk_reduction_forward(q, k[:, :, :16], lse, **sizes)
+    direct = nsa_topk_reduction_forward(q.bfloat16(), k[:, :, :16].bfloat16(), lse, **sizes)
+    rounded = nsa_topk_reduction_forward(q.bfloat16(), k[:, :, :16].bfloat16(), lse.bfloat16().float(), **sizes)
+    assert torch.equal(got["topk_scores_tensor"], direct["topk_scores_tensor"])
+    assert not torch.equal(got["topk_scores_tensor"], rounded["topk_scores_tensor"])
+
+
 def test_classes_write_the_callers_buffers() -> None:
     """Every class gives the bits of its wrapper, also without its optional output and with another scale."""
     q, k, v = (torch.from_numpy(x) for x in (normal((1, 2, 32, 8), seed=1), normal((1, 1, 8, 8)), normal((1, 1, 8, 8))))

@@ -192,3 +192,13 @@ def test_frameworks_agree_with_one_another() -> None:
     results = [gemm_swiglu_forward(convert(a, f), convert(b, f), c_dtype="bfloat16") for f in FRAMEWORKS]
     for other in results[1:]:
         assert_close(other[0], to_float64(results[0][0]), 2.0**-22)
+
+
+def test_autocast_casts_the_operands_and_nothing_inside() -> None:
+    """The definition's own products stay in float32 under autocast."""
+    a, b = (torch.from_numpy(normal((rows, 64, 1), seed=rows)) for rows in (16, 128))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = gemm_swiglu_forward(a, b)
+    direct = gemm_swiglu_forward(a.bfloat16(), b.bfloat16())
+    assert torch.equal(out["ab12_tensor"], direct["ab12_tensor"])
+    assert torch.equal(out["c_tensor"], direct["c_tensor"])

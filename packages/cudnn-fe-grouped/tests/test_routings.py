@@ -18,7 +18,7 @@ def routings(draw: st.DrawFn) -> tuple[list[int], int, int]:
     return counts, draw(st.integers(0, 9)), draw(st.integers(0, 2**31))
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+@settings(max_examples=10000, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 @given(routings())
 def test_random_routings(routing: tuple[list[int], int, int]) -> None:
     """Quarters of small integers: products and sums are exact, so results are equal to the last bit."""

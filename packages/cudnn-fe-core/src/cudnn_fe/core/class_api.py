@@ -314,7 +314,9 @@ def _torch_reference(
     import array_api_compat.torch as xp
     import torch
 
-    with torch.no_grad():
+    from cudnn_fe.core.torch_autograd import autocast_off
+
+    with torch.no_grad(), autocast_off(problem.device.partition(":")[0]):
         results = _results(op, problem, xp, inputs, scalars, wanted)
         for output, result in zip(outputs, _folded(op, xp, outputs, results, wanted), strict=True):
             output.copy_(result)

@@ -20,7 +20,7 @@ from cudnn_fe.core.op import Op, Problem, resolve
 from cudnn_fe.core.settings import settings
 from cudnn_fe.core.streams import torch_stream
 from cudnn_fe.core.tensor import TensorSpec, refuse_overlap, spec_of
-from cudnn_fe.core.torch_autograd import differentiable, transformed, underivable
+from cudnn_fe.core.torch_autograd import autocast_off, differentiable, transformed, underivable
 
 __all__ = ["TorchOp", "TorchPlan", "call_torch", "torch_op", "trace_torch"]
 
@@ -126,7 +126,8 @@ class TorchPlan:
     def _run_reference(self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]) -> None:
         import array_api_compat.torch as xp
 
-        with torch.no_grad():
+        kind = self.problem.device.partition(":")[0]
+        with torch.no_grad(), autocast_off(kind):
             for output, result in zip(
                 outputs, self.op.run_reference(self.problem, xp, *operands, *scalars), strict=True
             ):

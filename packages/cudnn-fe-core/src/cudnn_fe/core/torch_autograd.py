@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cudnn_fe.core.call import Options
     from cudnn_fe.core.torch import TorchOp
 
-__all__ = ["apply_rule", "differentiable", "transformed", "underivable"]
+__all__ = ["apply_rule", "autocast_off", "differentiable", "transformed", "underivable"]
 
 Tensors = tuple[torch.Tensor | None, ...]
 
@@ -115,7 +115,7 @@ def apply_rule(
     if all(cotangent is None for cotangent in cotangents):
         return (None,) * len(needed)
     kind = next(t.device.type for t in saved if t is not None)
-    with torch.no_grad(), _autocast_off(kind):
+    with torch.no_grad(), autocast_off(kind):
         dense = tuple(map(_dense, cotangents, strides))
         grads = rule.pull_back(saved, dense, scalars, needed, backend, options)
     grads = tuple(grad if wanted else None for grad, wanted in zip(grads, needed, strict=True))
@@ -124,8 +124,11 @@ def apply_rule(
     return grads
 
 
-def _autocast_off(kind: str) -> AbstractContextManager[Any]:
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+def autocast_off(kind: str) -> AbstractContextManager[Any]:
+    """No autocast on devices of ``kind``: definitions and derivative rules name the type of every step themselves."""
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):  # meta and the like have no autocast
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def _dense(cotangent: torch.Tensor | None, strides: tuple[int, ...]) -> torch.Tensor | None:

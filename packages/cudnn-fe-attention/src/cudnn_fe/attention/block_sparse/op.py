@@ -131,6 +131,7 @@ class BlockSparseAttentionBackward(Problem):
         "dlse_tensor",
     )
     optional: ClassVar[frozenset[str]] = frozenset({"q2k_block_nums", "block_sizes", "dlse_tensor"})
+    kept: ClassVar[frozenset[str]] = frozenset({"lse_tensor", "dlse_tensor"})
     output_count: ClassVar[int] = 3
 
     do_tensor: TensorSpec

@@ -37,6 +37,7 @@ class TopKReduction(Problem):
         "cum_seqlen_k_tensor",
     )
     optional: ClassVar[frozenset[str]] = frozenset({"cum_seqlen_q_tensor", "cum_seqlen_k_tensor"})
+    kept: ClassVar[frozenset[str]] = frozenset({"lse_tensor"})
     output_count: ClassVar[int] = 2
 
     q_tensor: TensorSpec

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.core.errors import DeviceError, DTypeError, ShapeError, StrideError
-from cudnn_fe.core.tensor import TRACED, TensorSpec, contiguous_strides
+from cudnn_fe.core.errors import DTypeError, StrideError
+from cudnn_fe.core.require import require_shape
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
 __all__ = [
     "ANY_LAYOUT",
@@ -14,8 +15,6 @@ __all__ = [
     "require_dtype",
     "require_index",
     "require_parameter",
-    "require_same_device",
-    "require_shape",
     "states_output",
     "vector_length",
 ]
@@ -32,13 +31,6 @@ def require_dtype(spec: TensorSpec, allowed: tuple[str, ...]) -> None:
         raise DTypeError(
             spec.name, got=str(spec.dtype), wanted=f"one of {', '.join(allowed)}", remedy="cast the operand"
         )
-
-
-def require_shape(spec: TensorSpec, shape: tuple[int, ...], layout: str) -> None:
-    """Raises ShapeError unless the operand has exactly this shape; ``layout`` names the dims."""
-    spec.require_rank(len(shape), layout)
-    if spec.shape != shape:
-        raise ShapeError(spec.name, got=str(spec.shape), wanted=f"{layout} = {shape}", remedy="pass matching operands")
 
 
 def require_parameter(spec: TensorSpec, x: TensorSpec) -> None:
@@ -61,18 +53,6 @@ def require_index(spec: TensorSpec, shape: tuple[int, ...], layout: str) -> None
         raise StrideError(
             spec.name, got=f"strides {spec.strides}", wanted="contiguous elements", remedy="call contiguous() on it"
         )
-
-
-def require_same_device(first: TensorSpec, *others: TensorSpec | None) -> None:
-    """Raises DeviceError unless all operands live in one place."""
-    for other in others:
-        if other is not None and other.device != first.device and TRACED not in (first.device, other.device):
-            raise DeviceError(
-                other.name,
-                got=other.device,
-                wanted=f"{first.device}, where {first.name} is",
-                remedy="move the operands to one device",
-            )
 
 
 def states_output(name: str, count: int, channels: int, lanes: int, like: TensorSpec) -> TensorSpec:

@@ -10,20 +10,18 @@ from cudnn_fe.core.device import Device
 from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile, Major
 from cudnn_fe.core.gemm_tiles import choose_tile, tile_candidates
 from cudnn_fe.core.op import Kernel
+from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.core.tuning import stored_choice
 
 __all__ = [
-    "PORTABLE_TARGETS",
     "gemm_kernels",
     "operand_alignment",
-    "portable_refusal",
     "sm90_candidates",
     "tuning_key",
 ]
 
 Epilogue = Literal["identity", "swiglu"]
-PORTABLE_TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 _TMA_BYTES = 16  # what the copy engine wants base addresses, strides and stored extents to be multiples of
 
 
@@ -114,12 +112,6 @@ def _sm90_refusal(problem: Any, where: Device) -> str | None:
         if spec.shape[dense] * spec.dtype.itemsize % _TMA_BYTES:
             return f"{spec.name}'s contiguous extent {spec.shape[dense]} is not a multiple of {_TMA_BYTES} bytes"
     return None
-
-
-def portable_refusal(problem: Any, where: Device) -> str | None:
-    """Why the portable kernels cannot run on a device."""
-    del problem  # they serve everything that the contracts accept
-    return None if where.capability >= (8, 0) else "it needs compute capability 8.0 or newer"
 
 
 def gemm_kernels(folder: str, epilogue: Epilogue) -> tuple[Kernel, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 from cudnn_fe.core.errors import ShapeError, StrideError
 from cudnn_fe.core.legacy import LegacyClass, LegacyFunction, make_class, make_function
 from cudnn_fe.core.op import Problem
+from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec, spec_of
-from cudnn_fe.gemm.operands import require_same_device
 from cudnn_fe.gemm.swiglu import gemm_swiglu_forward, gemm_swiglu_jax_forward, refuse_block_scaled
 from cudnn_fe.gemm.swiglu.op import FORWARD
 

@@ -8,12 +8,12 @@ from typing import Any
 from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError, StrideError
 from cudnn_fe.core.legacy import LegacyClass, LegacyFunction, make_class, make_function
 from cudnn_fe.core.op import Problem
+from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec, spec_of
 from cudnn_fe.gemm.amax import gemm_amax_forward, gemm_amax_jax_forward
 from cudnn_fe.gemm.amax.op import AMAX
 from cudnn_fe.gemm.dsrelu import gemm_srelu_backward, gemm_srelu_jax_backward
 from cudnn_fe.gemm.dsrelu.op import DSRELU
-from cudnn_fe.gemm.operands import require_same_device
 from cudnn_fe.gemm.scaled import is_atom_form
 from cudnn_fe.gemm.srelu import gemm_srelu_forward, gemm_srelu_jax_forward
 from cudnn_fe.gemm.srelu.op import SRELU

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from cudnn_fe.core.dtypes import DType
-from cudnn_fe.core.errors import DeviceError, DTypeError, OptionError, ShapeError, StrideError
-from cudnn_fe.core.tensor import TRACED, TensorSpec, contiguous_strides
+from cudnn_fe.core.errors import DTypeError, OptionError, StrideError
+from cudnn_fe.core.require import require_same_device, require_shape
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
 __all__ = [
     "OPERAND_LAYOUT",
@@ -15,8 +16,6 @@ __all__ = [
     "require_dtype",
     "require_major",
     "require_matrices",
-    "require_same_device",
-    "require_shape",
     "stack_calls",
 ]
 
@@ -29,13 +28,6 @@ def require_dtype(spec: TensorSpec, allowed: tuple[str, ...], *, remedy: str = "
         raise DTypeError(spec.name, got=str(spec.dtype), wanted=f"one of {', '.join(allowed)}", remedy=remedy)
 
 
-def require_shape(spec: TensorSpec, shape: tuple[int, ...], layout: str) -> None:
-    """Raises ShapeError unless the operand has exactly this shape; ``layout`` names the dims."""
-    spec.require_rank(len(shape), layout)
-    if spec.shape != shape:
-        raise ShapeError(spec.name, got=str(spec.shape), wanted=f"{layout} = {shape}", remedy="pass matching operands")
-
-
 def require_major(spec: TensorSpec, layout: str) -> None:
     """Raises StrideError unless one of the two matrix dims is contiguous."""
     if spec.size and not (spec.dense_in(0) or spec.dense_in(1)):
@@ -45,18 +37,6 @@ def require_major(spec: TensorSpec, layout: str) -> None:
             wanted=f"stride 1 along one of the first two dims of {layout}",
             remedy="lay the batch dim out outermost, e.g. allocate (L, rows, columns) and permute",
         )
-
-
-def require_same_device(first: TensorSpec, *others: TensorSpec | None) -> None:
-    """Raises DeviceError unless all operands live in one place."""
-    for other in others:
-        if other is not None and other.device != first.device and TRACED not in (first.device, other.device):
-            raise DeviceError(
-                other.name,
-                got=other.device,
-                wanted=f"{first.device}, where {first.name} is",
-                remedy="move the operands to one device",
-            )
 
 
 def require_matrices(a: TensorSpec, b: TensorSpec, dtypes: tuple[str, ...]) -> tuple[int, int, int, int]:

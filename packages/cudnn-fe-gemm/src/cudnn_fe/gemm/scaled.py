@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Self
 from cudnn_fe.core.block_scale import BlockFormat, block_format, scale_shape
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError, StrideError
+from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.gemm.operands import require_dtype, require_matrices, require_same_device
+from cudnn_fe.gemm.operands import require_dtype, require_matrices
 from cudnn_fe.gemm.problem import GemmProblem
 
 __all__ = [

@@ -10,14 +10,14 @@ from cudnn_fe.conv.operands import vector_length
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Kernel
+from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
 if TYPE_CHECKING:
     from cudnn_fe.conv.causal_conv1d.op import CausalConv1d, CausalConv1dBackward, Sequences
 
-__all__ = ["BACKWARD_KERNELS", "FORWARD_KERNELS", "TARGETS", "THREADS", "WIDEST"]
+__all__ = ["BACKWARD_KERNELS", "FORWARD_KERNELS", "THREADS", "WIDEST"]
 
-TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 THREADS = 128
 WIDEST = 8  # taps that stay in registers
 _SHORTEST = 32  # tokens that a chunk of the backward should have
@@ -34,11 +34,8 @@ def _refuse_wide(problem: Sequences, where: Device) -> str | None:
 
 
 def _refuse(problem: Sequences, where: Device) -> str | None:
-    if where.capability < (8, 0):
-        return "it needs compute capability 8.0 or newer"
-    if max(problem.extents) >= 2**31 or problem.extents[0] * problem.extents[1] >= 2**31:
-        return "it counts rows and tokens in 32 bits"
-    return None
+    large = max(problem.extents) >= 2**31 or problem.extents[0] * problem.extents[1] >= 2**31
+    return portable_refusal(problem, where) or ("it counts rows and tokens in 32 bits" if large else None)
 
 
 def _major(problem: Sequences) -> Literal["channels", "time"]:
@@ -114,14 +111,26 @@ def _long_scratch(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[Tensor
 
 _FOLDER = "cudnn_fe.conv.causal_conv1d"
 FORWARD_KERNELS = (
-    Kernel("portable", f"{_FOLDER}.portable", _refuse_wide, _forward_spec, TARGETS, opt_in=True),
-    Kernel("portable", f"{_FOLDER}.portable_long", _refuse, _forward_spec, TARGETS, opt_in=True),
+    Kernel("portable", f"{_FOLDER}.portable", _refuse_wide, _forward_spec, PORTABLE_TARGETS, opt_in=True),
+    Kernel("portable", f"{_FOLDER}.portable_long", _refuse, _forward_spec, PORTABLE_TARGETS, opt_in=True),
 )
 BACKWARD_KERNELS = (
     Kernel(
-        "portable", f"{_FOLDER}.portable_backward", _refuse_wide, _backward_spec, TARGETS, _partial_sums, opt_in=True
+        "portable",
+        f"{_FOLDER}.portable_backward",
+        _refuse_wide,
+        _backward_spec,
+        PORTABLE_TARGETS,
+        _partial_sums,
+        opt_in=True,
     ),
     Kernel(
-        "portable", f"{_FOLDER}.portable_backward_long", _refuse, _backward_spec, TARGETS, _long_scratch, opt_in=True
+        "portable",
+        f"{_FOLDER}.portable_backward_long",
+        _refuse,
+        _backward_spec,
+        PORTABLE_TARGETS,
+        _long_scratch,
+        opt_in=True,
     ),
 )

@@ -13,13 +13,12 @@ from cudnn_fe.conv.operands import (
     require_dtype,
     require_index,
     require_parameter,
-    require_same_device,
-    require_shape,
     states_output,
 )
 from cudnn_fe.core.call import physical_order
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
 from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
 __all__ = ["BACKWARD", "FORWARD", "CausalConv1d", "CausalConv1dBackward", "Sequences"]

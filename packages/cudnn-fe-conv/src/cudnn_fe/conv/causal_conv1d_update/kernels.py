@@ -8,23 +8,22 @@ from cudnn_fe.conv.causal_conv1d_update.kernel_spec import UpdateSpec
 from cudnn_fe.conv.operands import vector_length
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.op import Kernel
+from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 
 if TYPE_CHECKING:
     from cudnn_fe.conv.causal_conv1d_update.op import CausalConv1dUpdate
 
-__all__ = ["KERNELS", "TARGETS"]
+__all__ = ["KERNELS"]
 
-TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 _FEW_LANES = 16  # beyond these, a thread would not keep a vector's history in registers
 
 
 def _refuse(problem: CausalConv1dUpdate, where: Device) -> str | None:
-    if where.capability < (8, 0):
-        return "it needs compute capability 8.0 or newer"
     rows, channels, slots, _ = problem.extents
-    if max(rows * channels, slots * channels) >= 2**31:
-        return "it counts channels of all rows and slots in 32 bits"
-    return None
+    large = max(rows * channels, slots * channels) >= 2**31
+    return portable_refusal(problem, where) or (
+        "it counts channels of all rows and slots in 32 bits" if large else None
+    )
 
 
 def _specialise(problem: CausalConv1dUpdate, where: Device) -> UpdateSpec:
@@ -57,7 +56,7 @@ KERNELS = (
         module="cudnn_fe.conv.causal_conv1d_update.portable",
         refuse=_refuse,
         specialise=_specialise,
-        targets=TARGETS,
+        targets=PORTABLE_TARGETS,
         opt_in=True,
     ),
 )

@@ -14,11 +14,10 @@ from cudnn_fe.conv.operands import (
     require_dtype,
     require_index,
     require_parameter,
-    require_same_device,
-    require_shape,
 )
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.op import Op, Problem, TensorRule
+from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
 __all__ = ["UPDATE", "CausalConv1dUpdate"]

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Literal, Self
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import StrideError
 from cudnn_fe.core.op import Op, TensorRule
+from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.gemm.operands import OPERAND_LAYOUT, require_dtype, require_same_device, require_shape
+from cudnn_fe.gemm.operands import OPERAND_LAYOUT, require_dtype
 from cudnn_fe.gemm.scaled import ELEMENTS, PACKED_LAYOUT, SCALES
 from cudnn_fe.gemm.srelu.problem import FLOATS, RESULTS, SreluProblem, shared_fields
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.op import Kernel
+from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.gemm.dswiglu.kernel_spec import DswigluSpec
-from cudnn_fe.gemm.kernels import PORTABLE_TARGETS, portable_refusal
 
 __all__ = ["KERNELS"]
 

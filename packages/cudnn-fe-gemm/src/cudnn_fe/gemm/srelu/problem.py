@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 from cudnn_fe.core.block_scale import BlockFormat, block_format
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError
+from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.gemm.hints import check_scaled_hints
-from cudnn_fe.gemm.operands import major_of, matrix_output, require_dtype, require_same_device, require_shape
+from cudnn_fe.gemm.operands import major_of, matrix_output, require_dtype
 from cudnn_fe.gemm.scaled import ScaledGemmProblem, is_fp4, require_float32, require_scaled, scale_output
 
 __all__ = ["FLOATS", "RESULTS", "SreluProblem", "shared_fields"]

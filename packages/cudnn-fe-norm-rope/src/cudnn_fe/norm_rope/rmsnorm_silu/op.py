@@ -12,8 +12,8 @@ from cudnn_fe.core.errors import DTypeError, ShapeError, StrideError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_same_device
 from cudnn_fe.core.row_plan import RowPlan, access_bytes, row_plan
+from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.norm_rope.targets import PORTABLE_TARGETS, portable_refusal
 
 __all__ = ["BLOCK", "FORWARD", "OUTPUTS", "RmsNormSilu", "SiluSpec"]
 

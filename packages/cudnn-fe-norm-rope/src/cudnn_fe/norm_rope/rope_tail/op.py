@@ -10,8 +10,8 @@ from cudnn_fe.core.errors import NotYetSupportedError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_rows, require_same_device, require_shape
 from cudnn_fe.core.row_plan import access_bytes
+from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.norm_rope.targets import PORTABLE_TARGETS, portable_refusal
 
 __all__ = ["FORWARD", "PAIRS", "TailRope", "TailSpec", "require_channels"]
 

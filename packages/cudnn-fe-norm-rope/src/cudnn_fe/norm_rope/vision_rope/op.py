@@ -16,8 +16,8 @@ from cudnn_fe.core.require import (
     require_shape,
 )
 from cudnn_fe.core.row_plan import access_bytes
+from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.norm_rope.targets import PORTABLE_TARGETS, portable_refusal
 
 __all__ = ["BACKWARD", "CHANNELS", "HEADS", "VisionRopeBackward", "VisionSpec"]
 

@@ -1,4 +1,4 @@
-"""Where the family's kernels run: any GPU from SM80 up."""
+"""Where portable kernels run, whichever op they belong to: any GPU from SM80 up."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ PORTABLE_TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 
 
 def portable_refusal(problem: Any, where: Device) -> str | None:
-    """Why the kernels cannot run on a device."""
+    """Why portable kernels cannot run on a device."""
     del problem  # they serve everything that the contracts accept
     return None if where.capability >= (8, 0) else "it needs compute capability 8.0 or newer"

@@ -224,10 +224,17 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     x, y = pair("torch")
     specs = [spec_of(x, "x_tensor"), spec_of(y, "y_tensor")]
     problem = TOY.bind(specs[0], None, y_dtype="float32")
-    monkeypatch.setattr(Problem, "device", "cuda:-1")  # the index that CPU tensors give
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
-    run = class_api._cuda_launch(TOY, problem, lambda *arguments: seen.append(arguments), specs, (True,))
-    return SimpleNamespace(run=run, seen=seen, x=x, y=y)
+    monkeypatch.setattr(Problem, "device", "cuda:-1")
+    monkeypatch.setattr("cudnn_fe.core.torch.current_device", lambda: -1)
+    refuse: list[Exception] = []
+
+    def compiled(*arguments: Any) -> None:
+        if refuse:
+            raise refuse[0]
+        seen.append(arguments)
+
+    run = class_api._cuda_launch(TOY, problem, compiled, specs, (True,))
+    return SimpleNamespace(run=run, seen=seen, refuse=refuse, x=x, y=y)
 
 
 def test_the_compiled_function_gets_inputs_outputs_scalars(launch: Any) -> None:
@@ -250,6 +257,18 @@ def test_a_launch_refuses_other_shapes_alignments_and_overlaps(launch: Any) -> N
         launch.run((torch.zeros(40)[1:33].view(4, 8),), (launch.y,), (1.0,), None)
     with pytest.raises(AliasError, match=r"^y_tensor: got bytes that overlap"):
         launch.run((launch.x,), (launch.x,), (1.0,), None)
+    assert launch.seen == []
+
+
+def test_a_launch_names_the_operand_that_compiled_code_refuses(launch: Any) -> None:
+    launch.run((launch.x,), (launch.y,), (1.0,), None)
+    half = launch.x.view(torch.float16)[:, :8].as_strided((4, 8), (8, 1))  # same memory, shape and strides
+    launch.seen.clear()
+    launch.refuse.append(ValueError("argument #0: another type"))
+    with pytest.raises(ShapeError, match=r"^x_tensor: got shape .* float16 on cpu, wanted .* float32"):
+        launch.run((half,), (launch.y,), (1.0,), None)
+    with pytest.raises(ValueError, match="another type"):  # not about the operands
+        launch.run((launch.x,), (launch.y,), (1.0,), None)
     assert launch.seen == []
 
 

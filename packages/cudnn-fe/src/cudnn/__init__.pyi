@@ -38,6 +38,11 @@ from cudnn_fe.gemm.dsrelu import gemm_srelu_jax_backward as gemm_srelu_jax_backw
 from cudnn_fe.gemm.legacy import GemmSwigluSm100 as GemmSwigluSm100
 from cudnn_fe.gemm.legacy import gemm_swiglu_jax_sm100 as gemm_swiglu_jax_sm100
 from cudnn_fe.gemm.legacy import gemm_swiglu_wrapper_sm100 as gemm_swiglu_wrapper_sm100
+from cudnn_fe.gemm.legacy_mhc import MhcProjectionBackward as MhcProjectionBackward
+from cudnn_fe.gemm.legacy_proj_rope import GemmProjRopeMxfp8Bf16InSm100 as GemmProjRopeMxfp8Bf16InSm100
+from cudnn_fe.gemm.legacy_proj_rope import GemmProjRopeMxfp8Mxfp8InSm100 as GemmProjRopeMxfp8Mxfp8InSm100
+from cudnn_fe.gemm.legacy_proj_rope import gemm_proj_rope_mxfp8_jax_sm100 as gemm_proj_rope_mxfp8_jax_sm100
+from cudnn_fe.gemm.legacy_proj_rope import gemm_proj_rope_mxfp8_wrapper_sm100 as gemm_proj_rope_mxfp8_wrapper_sm100
 from cudnn_fe.gemm.legacy_scaled import GemmAmaxSm100 as GemmAmaxSm100
 from cudnn_fe.gemm.legacy_scaled import GemmDsreluSm100 as GemmDsreluSm100
 from cudnn_fe.gemm.legacy_scaled import GemmSreluSm100 as GemmSreluSm100
@@ -47,6 +52,10 @@ from cudnn_fe.gemm.legacy_scaled import gemm_dsrelu_jax_sm100 as gemm_dsrelu_jax
 from cudnn_fe.gemm.legacy_scaled import gemm_dsrelu_wrapper_sm100 as gemm_dsrelu_wrapper_sm100
 from cudnn_fe.gemm.legacy_scaled import gemm_srelu_jax_sm100 as gemm_srelu_jax_sm100
 from cudnn_fe.gemm.legacy_scaled import gemm_srelu_wrapper_sm100 as gemm_srelu_wrapper_sm100
+from cudnn_fe.gemm.mhc_projection import mhc_projection_backward as mhc_projection_backward
+from cudnn_fe.gemm.mhc_projection import mhc_projection_jax_backward as mhc_projection_jax_backward
+from cudnn_fe.gemm.proj_rope import gemm_proj_rope_mxfp8_forward as gemm_proj_rope_mxfp8_forward
+from cudnn_fe.gemm.proj_rope import gemm_proj_rope_mxfp8_jax_forward as gemm_proj_rope_mxfp8_jax_forward
 from cudnn_fe.gemm.srelu import gemm_srelu_forward as gemm_srelu_forward
 from cudnn_fe.gemm.srelu import gemm_srelu_jax_forward as gemm_srelu_jax_forward
 from cudnn_fe.gemm.swiglu import gemm_swiglu_backward as gemm_swiglu_backward

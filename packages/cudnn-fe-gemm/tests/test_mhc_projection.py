@@ -121,7 +121,7 @@ def test_empty(shape: tuple[int, int, int]) -> None:
 def test_class() -> None:
     tensors = [tensor(x) for x in case().values()]
     outs = [torch.empty(M, K, dtype=torch.bfloat16), torch.empty(N, K)]
-    op = cudnn.MhcProjectionBackward(*tensors, *outs, allow_tf32=True)
+    op: Any = cudnn.MhcProjectionBackward(*tensors, *outs, allow_tf32=True)
     workspace = torch.empty(8 * N * K * 4, dtype=torch.uint8)
     with pytest.raises(NotCompiledError):
         op.execute(*tensors, *outs, workspace)

@@ -151,6 +151,7 @@ def test_classes(scaled: bool) -> None:
     kinds = (torch.float8_e4m3fn, torch.uint8)
     shapes = ((T, HEADS, 192), (T, HEADS, 6), (T, HEADS, 192), (2, HEADS, 192))
     outs = [torch.zeros(shape, dtype=kinds[index % 2]) for index, shape in enumerate(shapes)]
+    op: Any
     if scaled:
         tensors = (x, x_scale, w, w_scale, cos, sin, *outs)
         op = cudnn.GemmProjRopeMxfp8Mxfp8InSm100(*tensors)

@@ -12,6 +12,7 @@ from cudnn_fe.gemm.swiglu import (
     gemm_swiglu_jax_backward,
     gemm_swiglu_jax_forward,
 )
+from cudnn_fe.gemm.swiglu_scaled import gemm_swiglu_scaled_forward
 
 __all__ = [
     "__version__",
@@ -27,6 +28,7 @@ __all__ = [
     "gemm_swiglu_forward",
     "gemm_swiglu_jax_backward",
     "gemm_swiglu_jax_forward",
+    "gemm_swiglu_scaled_forward",
     "mhc_projection_backward",
     "mhc_projection_jax_backward",
 ]

@@ -19,6 +19,7 @@ FAMILY = Family(
     package="cudnn-fe-gemm",
     op_targets=(
         "cudnn_fe.gemm.swiglu.op:FORWARD",
+        "cudnn_fe.gemm.swiglu_scaled.op:SCALED",
         "cudnn_fe.gemm.matmul.op:MATMUL",
         "cudnn_fe.gemm.dswiglu.op:DSWIGLU",
         "cudnn_fe.gemm.amax.op:AMAX",
@@ -29,6 +30,7 @@ FAMILY = Family(
     ),
     exports={
         "gemm_swiglu_forward": f"{_SWIGLU}:gemm_swiglu_forward",
+        "gemm_swiglu_scaled_forward": "cudnn_fe.gemm.swiglu_scaled:gemm_swiglu_scaled_forward",
         "gemm_swiglu_backward": f"{_SWIGLU}:gemm_swiglu_backward",
         "gemm_swiglu_jax_forward": f"{_SWIGLU}:gemm_swiglu_jax_forward",
         "gemm_swiglu_jax_backward": f"{_SWIGLU}:gemm_swiglu_jax_backward",

@@ -74,7 +74,9 @@ def quantize(
 
     Returns:
         Codes, scales and the absolute maximum. A block of zeros has scale code 0 and keeps the signs of its zeros. A
-        block with a NaN has a NaN scale and NaN codes (0x7 in FP4). An infinity takes the largest scale and code.
+        block with a NaN has a NaN scale and NaN codes (0x7 in FP4), except that ``"power_of_two"`` scales by the
+        block's numbers, if it has any, and gives the NaN alone a NaN code. An infinity takes the largest scale and
+        code.
 
     Raises:
         DTypeError: ``x`` has another element type.
@@ -244,7 +246,11 @@ def _scaled_blocks(
     if recipe == "converter":
         blocks, factor = multiply_bits(xp, blocks, factor), factor_bits(xp, blocks, None)
     quotient = factor_bits(xp, blocks, 1.0 / limit)
-    largest = xp.max(blocks & 0x7FFFFFFF, axis=-1)  # bit patterns order as numbers do, with NaN above infinity
+    size = blocks & 0x7FFFFFFF
+    largest = xp.max(size, axis=-1)  # bit patterns order as numbers do, with NaN above infinity
+    if recipe == "power_of_two":
+        numbers = xp.max(xp.where(size > INF_BITS, -1, size), axis=-1)
+        largest = xp.where(numbers < 0, largest, numbers)
     if recipe == "epilogue_columns":
         wanted = multiply_bits(xp, largest, multiply_bits(xp, quotient, factor))
     else:

@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudnn_fe.core.call import call
@@ -38,10 +39,12 @@ class OpClass:
         op: The operation.
     """
 
-    op: ClassVar[Op]
+    op: Op
+    _modes: ClassVar[tuple[Op, ...]] = ()
     _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]]
     _counts: ClassVar[tuple[int, int]]  # of the tensors that `execute` takes: inputs, outputs
     _free: ClassVar[Mapping[str, tuple[int, ...]] | None] = None
+    _arrange: ClassVar[Callable[..., Any] | None] = None
 
     if TYPE_CHECKING:  # the subclasses' signatures are made at run time
 
@@ -50,6 +53,7 @@ class OpClass:
     def _set_up(self, arguments: Mapping[str, Any]) -> None:
         announce_experimental(type(self).__name__)
         self._arguments: Mapping[str, Any] | None = arguments
+        self._options = {name: value for name, value in arguments.items() if not name.startswith("sample_")}
         self._problem: Problem | None = None
         self._outputs: tuple[TensorSpec | None, ...] = ()
         self._scalars: tuple[float, ...] = ()
@@ -68,6 +72,7 @@ class OpClass:
         if self._problem is None:
             assert self._arguments is not None
             problem, outputs, scalars = type(self)._bind(self._arguments)
+            self.op = next((op for op in self._modes if isinstance(problem, op.problem)), self.op)
             if problem.device == "meta":  # metadata alone: the tensors will be where kernels run
                 place = "cuda:0" if cuda_device_count() else "cpu"
                 moved = (spec and replace(spec, device=place) for spec in outputs)
@@ -88,7 +93,7 @@ class OpClass:
         wanted = tuple(spec is not None for spec in self._outputs)
         function = None
         if self._free is not None:
-            launch = _free_launch(self.op, self._problem, specs, self._free)
+            launch = _free_launch(self.op, self._problem, self._outputs, self._free)
         elif self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
             if choice.kernel is not None:
@@ -96,7 +101,8 @@ class OpClass:
             launch = _cuda_launch(self.op, self._problem, function, specs, wanted)
         else:
             launch = _reference_launch(self.op, self._problem, specs, wanted)
-        self._run = _flat(launch, *self._counts)
+        arrange = type(self)._arrange
+        self._run = _flat(launch, *self._counts, arrange and partial(arrange, self._options))
         operands = (*self._problem.inputs, *self._outputs)
         if function is not None and len(operands) == sum(self._counts):
             index = int(self._problem.device.partition(":")[2])
@@ -238,12 +244,14 @@ def _cuda_launch(
     return launch
 
 
-def _flat(launch: Launch, input_count: int, output_count: int) -> Launch:
-    """A launch that takes inputs, outputs, scalars and the stream one after the other."""
+def _flat(launch: Launch, input_count: int, output_count: int, arrange: Callable[..., Any] | None = None) -> Launch:
+    """A launch that takes inputs, outputs, scalars and the stream one after the other, in the forms of ``execute``."""
     tensor_count = input_count + output_count
 
     def run(*arguments: Any, **more: Any) -> None:
         inputs, outputs = arguments[:input_count], arguments[input_count:tensor_count]
+        if arrange is not None:
+            inputs, outputs = arrange(inputs, outputs)
         launch(inputs, outputs, arguments[tensor_count:-1], arguments[-1], **more)
 
     return run
@@ -291,8 +299,11 @@ def _repeated(launch: Launch, function: Launch, specs: Sequence[TensorSpec | Non
     return run
 
 
-def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mapping[str, tuple[int, ...]]) -> Launch:
+def _free_launch(
+    op: Op, problem: Problem, results: tuple[TensorSpec | None, ...], free: Mapping[str, tuple[int, ...]]
+) -> Launch:
     """Launch on tensors that may differ from the samples in some extents: a plan per set of extents, found by them."""
+    specs = [spec for spec in (*problem.inputs, *results) if spec is not None]
     if problem.device.startswith("cuda"):
         choice = choose(op, problem)
         if choice.kernel is not None:
@@ -310,12 +321,16 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
         stream: Any,
         workspace: Any = None,
     ) -> None:
-        tensors = inputs + outputs
-        shapes = tuple([tuple(tensor.shape) for tensor in tensors if hasattr(tensor, "shape")])
+        outputs = tuple([None if spec is None else tensor for spec, tensor in zip(results, outputs, strict=True)])
+        _require_same_presence(op.problem.operands, problem.inputs, inputs)
+        _require_same_presence(op.results, results, outputs)
+        tensors = tuple([tensor for tensor in inputs + outputs if tensor is not None])
+        shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors if hasattr(tensor, "dtype")])
         if shapes not in seen:
             for tensor, spec, extents in zip(tensors, specs, fixed, strict=True):
-                shape = spec_of(tensor, spec.name).shape
-                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents):
+                found = spec_of(tensor, spec.name)
+                shape = found.shape
+                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents) or found.dtype != spec.dtype:
                     raise _mismatch(tensor, spec)
             seen.add(shapes)
         for tensor, spec in zip(tensors, specs, strict=True):
@@ -331,6 +346,18 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
         torch_op(op).eager(inputs, options, scalars, None, stream, outputs, workspace)
 
     return launch
+
+
+def _require_same_presence(names: Sequence[str], specs: Sequence[TensorSpec | None], tensors: Sequence[Any]) -> None:
+    """Raises OptionError where a tensor has no sample or a sample no tensor; a result without a sample is ignored."""
+    for name, spec, tensor in zip(names, specs, tensors, strict=False):
+        if (spec is None) != (tensor is None):
+            raise OptionError(
+                name if spec is None else spec.name,
+                got="None" if tensor is None else "a tensor",
+                wanted="None, as the sample was" if spec is None else "a tensor, as there was a sample",
+                remedy="pass the tensors that had samples, and no others",
+            )
 
 
 def _needs_gradient(name: str) -> Exception:

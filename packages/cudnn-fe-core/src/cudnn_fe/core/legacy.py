@@ -17,9 +17,12 @@ from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.core.tuple_dict import TupleDict
 
-__all__ = ["LegacyClass", "LegacyFunction", "make_class", "make_function"]
+__all__ = ["LegacyClass", "LegacyFunction", "make_alias", "make_class", "make_function"]
 
+_NEW = frozenset({"backend", "outs"})  # parameters that the old functions do not have
 Bind = Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]
+Tensors = tuple[Any, ...]
+Arrange = Callable[[Mapping[str, Any], Tensors, Tensors], tuple[Tensors, Tensors]]
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,13 @@ class LegacyClass:
         scalars: Its parameters that are numbers; None there means the constructor's value. Empty: the constructor's.
         absent: Its parameters that must be None in the modes served.
         bind: From the constructor's arguments to the problem, the outputs' specs and the scalars.
+        arrange: From the constructor's options and execute's inputs and outputs to those in the forms of the problem.
         free: Dims that may differ from the samples' at each `execute`, by operand or output of the problem; None: none.
         returns: Its parameters that `execute` returns, as a mapping, ``"key=parameter"`` where the names differ.
         bare: Whether the one returned is returned itself.
         scratch_bytes: Bytes of the workspace that the documentation asks for; gives ``scratch_workspace_bytes``.
         methods: Further methods, by name.
+        modes: Further ops that the class may stand for: the one whose problem `bind` returns.
     """
 
     name: str
@@ -67,11 +72,13 @@ class LegacyClass:
     scalars: tuple[str, ...]
     absent: tuple[str, ...]
     bind: Bind
+    arrange: Arrange | None = None
     free: Mapping[str, tuple[int, ...]] | None = None
     returns: tuple[str, ...] = ()
     bare: bool = False
     scratch_bytes: Callable[[Any], int] | None = None
     methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    modes: tuple[Op, ...] = ()
 
 
 def _names(parameters: str) -> list[str]:
@@ -100,6 +107,13 @@ def make_function(row: LegacyFunction, module: str) -> Callable[..., Any]:
     function = _define(row.name, source, {"_target": row.target}, module, doc)
     function.__qualname__ = row.name
     return function
+
+
+def make_alias(name: str, target: Callable[..., Any], module: str) -> Callable[..., Any]:
+    """``target``, whose parameters but for ``backend`` and ``outs`` are the old signature, under its old name."""
+    kept = [p.replace(annotation=p.empty) for p in inspect.signature(target).parameters.values() if p.name not in _NEW]
+    text = str(inspect.Signature(kept))[1:-1]
+    return make_function(LegacyFunction(name, target, text), module)
 
 
 def make_class(row: LegacyClass, module: str) -> type[OpClass]:
@@ -140,9 +154,11 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
     execute.__qualname__ = f"{row.name}.execute"
     body = {
         "op": row.op,
+        "_modes": row.modes,
         "_bind": staticmethod(row.bind),
         "_counts": (len(row.inputs), len(row.outputs)),
         "_free": row.free,
+        "_arrange": row.arrange and staticmethod(row.arrange),
         "__init__": init,
         "execute": execute,
         "__module__": module,

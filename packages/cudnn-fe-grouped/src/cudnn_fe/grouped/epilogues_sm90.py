@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cutlass
@@ -11,7 +10,6 @@ from cutlass import Float32, Int32, cute
 from cudnn_fe.core.cute.activations import geglu, swiglu
 from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Epilogue, fragment_column, fragment_row
 from cudnn_fe.core.cute.numerics import element_type
-from cudnn_fe.grouped.activation import CLAMP_MAX, CLAMP_MIN, GEGLU_ALPHA
 from cudnn_fe.grouped.kernel_spec import RowsSpec, WgradSpec
 
 __all__ = ["Factors", "gated_epilogue", "plain_epilogue", "sum_epilogue"]
@@ -74,12 +72,6 @@ def plain_epilogue(spec: RowsSpec) -> Epilogue:
 
 def gated_epilogue(spec: RowsSpec) -> Epilogue:
     """D, and C if it is wanted, of the GEMM with a gated activation; a block is 32 gate and 32 up columns."""
-    activate: Callable[[Float32, Float32, Float32], Float32]
-    if spec.activation == "geglu":
-        activate = lambda up, gate, offset: geglu(up, gate, offset, GEGLU_ALPHA, CLAMP_MAX, CLAMP_MIN)  # noqa: E731
-    else:
-        activate = lambda up, gate, offset: swiglu(up, gate)  # noqa: E731
-
     def epilogue(block: cute.Tensor, where: BlockPlace, factors: Factors) -> tuple[cute.Tensor, ...]:
         alpha = factors.alpha[where.batch]
         gates = _row_gates(where, factors.prob)
@@ -91,7 +83,9 @@ def gated_epilogue(spec: RowsSpec) -> Epilogue:
         half = count // 2
         d = cute.make_rmem_tensor((half,), Float32)
         for i in range(half):
-            d[i] = activate(c[half + i], c[i], factors.offset) * gates[i // 2 % 2]
+            gate, up = c[i], c[half + i]
+            value = geglu(up, gate, factors.offset) if spec.activation == "geglu" else swiglu(up, gate)
+            d[i] = value * gates[i // 2 % 2]
         return (d, c)[: 2 if "c" in spec.wanted else 1]
 
     return epilogue

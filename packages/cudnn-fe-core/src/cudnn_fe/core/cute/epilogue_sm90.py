@@ -36,13 +36,15 @@ class BlockPlace(NamedTuple):
     Attributes:
         row: Its first row in the whole tensor.
         column: Its first column of N.
-        end: Where the rows end that may be written.
+        begin: Where the rows of its batch or group begin.
+        end: Where they end; what is computed for rows from there on is not stored.
         batch: Batch or group.
         thread: This thread of the warpgroup.
     """
 
     row: Int32
     column: Int32
+    begin: Int32
     end: Int32
     batch: Int32
     thread: Int32

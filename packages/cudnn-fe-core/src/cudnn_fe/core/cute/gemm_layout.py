@@ -37,7 +37,8 @@ class TilePlace(NamedTuple):
         k_tiles: K tiles to sum, at least one.
         batch: Batch or group.
         row: First row in the whole tensor, as epilogues count.
-        end: Where the rows end that the tile may write, likewise.
+        begin: Where the rows begin that the batch or group has, likewise.
+        end: Where they end.
     """
 
     a: tuple[Any, ...]
@@ -48,6 +49,7 @@ class TilePlace(NamedTuple):
     k_tiles: Int32
     batch: Int32
     row: Int32
+    begin: Int32
     end: Int32
 
 
@@ -126,7 +128,7 @@ class DenseGemm(GemmLayout):
         at = tiles.coordinate(linear, rank)
         row, k = at.m * tile[0], at.k_first * tile[2]
         a, b = (row, k, at.batch), (at.n * tile[1], k, at.batch)
-        return TilePlace(a, b, (at.batch,), row, at.n, tiles.k_tiles, at.batch, row, row + tile[0])
+        return TilePlace(a, b, (at.batch,), row, at.n, tiles.k_tiles, at.batch, row, Int32(0), row + tile[0])
 
     def k_tiles(self, tiles: DenseTiles, linear: Int32) -> Int32:
         """K's, the same everywhere."""
@@ -176,7 +178,7 @@ class RowGroups(GemmLayout):
         out_row, out = ragged_place(at.begin, at.end, at.row)
         row, zero = at.begin + at.row, Int32(0)
         a, b = (row, zero), (at.n * tile[1], zero, at.group)
-        return TilePlace(a, b, out, out_row, at.n, tiles.k_tiles, at.group, row, at.end)
+        return TilePlace(a, b, out, out_row, at.n, tiles.k_tiles, at.group, row, at.begin, at.end)
 
     def k_tiles(self, tiles: _RowTiles, linear: Int32) -> Int32:
         """K's, the same everywhere."""
@@ -238,7 +240,7 @@ class SumGroups(GemmLayout):
         k, outer = ragged_place(begin, end, Int32(0))
         row = at.m * tile[0]
         a, b = (row, k, *outer), (at.n * tile[1], k, *outer)
-        return TilePlace(a, b, (at.batch,), row, at.n, tiles.steps(begin, end), at.batch, row, row + tile[0])
+        return TilePlace(a, b, (at.batch,), row, at.n, tiles.steps(begin, end), at.batch, row, Int32(0), row + tile[0])
 
     def k_tiles(self, tiles: _SumTiles, linear: Int32) -> Int32:
         """Those of the tile's group."""

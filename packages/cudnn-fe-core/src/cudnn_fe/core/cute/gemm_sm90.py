@@ -312,7 +312,7 @@ class GemmSm90:
         storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0
         barrier = pipeline.NamedBarrier(STORE_BARRIER + consumer, WARPGROUP)
         row = 64 * block[0]
-        where = BlockPlace(at.row + row, block[1] * self.block_columns, at.end, at.batch, thread)
+        where = BlockPlace(at.row + row, block[1] * self.block_columns, at.begin, at.end, at.batch, thread)
         results = self.epilogue(fragment, where, arguments)
         place = consumer * self.slots + slot
         if storing_warp:

@@ -22,8 +22,8 @@ def test_defaults_and_every_variable() -> None:
             "CUDNN_FRONTEND_COMPILED_CACHE_MAX_BYTES": "0",
         }
     )
-    assert found == Settings("portable", "/somewhere", True, 0)
-    assert len(fields(Settings)) == 4
+    assert found == Settings("portable", "/somewhere", True, 0, True)
+    assert len(fields(Settings)) == 5
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("no", False)])

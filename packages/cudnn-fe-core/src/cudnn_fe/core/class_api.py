@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -48,6 +48,7 @@ class OpClass:
     def _set_up(self, arguments: Mapping[str, Any]) -> None:
         announce_experimental(type(self).__name__)
         self._arguments: Mapping[str, Any] | None = arguments
+        self._options = {name: value for name, value in arguments.items() if not name.startswith("sample_")}
         self._problem: Problem | None = None
         self._outputs: tuple[TensorSpec | None, ...] = ()
         self._scalars: tuple[float, ...] = ()
@@ -85,7 +86,7 @@ class OpClass:
         specs = [spec for spec in (*self._problem.inputs, *self._outputs) if spec is not None]
         wanted = tuple(spec is not None for spec in self._outputs)
         if self._free is not None:
-            self._run = _free_launch(self.op, self._problem, specs, self._free)
+            self._run = _free_launch(self.op, self._problem, self._outputs, self._free)
         elif self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
             function = None
@@ -240,8 +241,11 @@ def _cuda_launch(
     return launch
 
 
-def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mapping[str, tuple[int, ...]]) -> Launch:
+def _free_launch(
+    op: Op, problem: Problem, results: tuple[TensorSpec | None, ...], free: Mapping[str, tuple[int, ...]]
+) -> Launch:
     """Launch on tensors that may differ from the samples in some extents: a plan per set of extents, found by them."""
+    specs = [spec for spec in (*problem.inputs, *results) if spec is not None]
     if problem.device.startswith("cuda"):
         choice = choose(op, problem)
         if choice.kernel is not None:
@@ -259,12 +263,16 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
         stream: Any,
         workspace: Any = None,
     ) -> None:
-        tensors = inputs + outputs
-        shapes = tuple([tuple(tensor.shape) for tensor in tensors if hasattr(tensor, "shape")])
+        outputs = tuple([None if spec is None else tensor for spec, tensor in zip(results, outputs, strict=True)])
+        _require_same_presence(op.problem.operands, problem.inputs, inputs)
+        _require_same_presence(op.results, results, outputs)
+        tensors = tuple([tensor for tensor in inputs + outputs if tensor is not None])
+        shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors if hasattr(tensor, "dtype")])
         if shapes not in seen:
             for tensor, spec, extents in zip(tensors, specs, fixed, strict=True):
-                shape = spec_of(tensor, spec.name).shape
-                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents):
+                found = spec_of(tensor, spec.name)
+                shape = found.shape
+                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents) or found.dtype != spec.dtype:
                     raise _mismatch(tensor, spec)
             seen.add(shapes)
         for tensor, spec in zip(tensors, specs, strict=True):
@@ -280,6 +288,18 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
         torch_op(op).eager(inputs, options, scalars, None, stream, outputs, workspace)
 
     return launch
+
+
+def _require_same_presence(names: Sequence[str], specs: Sequence[TensorSpec | None], tensors: Sequence[Any]) -> None:
+    """Raises OptionError where a tensor has no sample or a sample no tensor; a result without a sample is ignored."""
+    for name, spec, tensor in zip(names, specs, tensors, strict=False):
+        if (spec is None) != (tensor is None):
+            raise OptionError(
+                name if spec is None else spec.name,
+                got="None" if tensor is None else "a tensor",
+                wanted="None, as the sample was" if spec is None else "a tensor, as there was a sample",
+                remedy="pass the tensors that had samples, and no others",
+            )
 
 
 def _needs_gradient(name: str) -> Exception:

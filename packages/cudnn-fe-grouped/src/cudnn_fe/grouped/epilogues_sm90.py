@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.activations import geglu, swiglu
 from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Epilogue, fragment_column, fragment_row
@@ -72,6 +72,7 @@ def plain_epilogue(spec: RowsSpec) -> Epilogue:
 
 def gated_epilogue(spec: RowsSpec) -> Epilogue:
     """D, and C if it is wanted, of the GEMM with a gated activation; a block is 32 gate and 32 up columns."""
+
     def epilogue(block: cute.Tensor, where: BlockPlace, factors: Factors) -> tuple[cute.Tensor, ...]:
         alpha = factors.alpha[where.batch]
         gates = _row_gates(where, factors.prob)
@@ -92,19 +93,27 @@ def gated_epilogue(spec: RowsSpec) -> Epilogue:
 
 
 def sum_epilogue(spec: WgradSpec) -> Epilogue:
-    """The sums; added, once rounded, to what (L, M, N) held where the spec says so."""
+    """The sums; where the spec says so added, once rounded, to what was there.
+
+    That is (L, M, N), or the matrices (M, N) at (L,) addresses: given as ``(held,)`` or ``(addresses, M, N)``.
+    """
     kind = element_type(spec.gemm.out_dtypes[0])
 
-    def epilogue(block: cute.Tensor, where: BlockPlace, old: tuple[cute.Tensor, ...]) -> tuple[cute.Tensor, ...]:
+    def epilogue(block: cute.Tensor, where: BlockPlace, given: tuple[Any, ...]) -> tuple[cute.Tensor, ...]:
         if not spec.adds:
             return (block,)
-        (held,) = old
-        rows, columns = (Int32(extent) - 1 for extent in held.shape[1:])
+        if spec.addresses is None:
+            held = given[0][where.batch, None, None]
+        else:
+            places, m, n = given
+            start = cute.make_ptr(kind, places[where.batch], cute.AddressSpace.gmem, assumed_align=16)
+            held = cute.make_tensor(start, cute.make_layout((m, n), stride=(Int64(n), 1)))
+        rows, columns = (Int32(extent) - 1 for extent in held.shape)
         total = cute.make_rmem_tensor(block.shape, Float32)
         for i in range(cute.size(block)):
             row = where.row + fragment_row(where.thread) + 8 * (i // 2 % 2)
             column = where.column + fragment_column(where.thread, i)
-            before = held[where.batch, cutlass.min(row, rows), cutlass.min(column, columns)]
+            before = held[cutlass.min(row, rows), cutlass.min(column, columns)]
             total[i] = Float32(kind(block[i])) + Float32(before)
         return (total,)
 

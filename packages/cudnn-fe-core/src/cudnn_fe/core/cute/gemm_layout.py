@@ -16,10 +16,10 @@ from cutlass import Int32, cute
 from cudnn_fe.core.cute.group_scheduler import GroupedTiles, group_bounds
 from cudnn_fe.core.cute.staged import Staged
 from cudnn_fe.core.cute.tile_scheduler import DenseTiles
-from cudnn_fe.core.cute.tma import ragged_place, ragged_view, tma_view
+from cudnn_fe.core.cute.tma import addressed_place, addressed_view, ragged_place, ragged_view, tma_view
 from cudnn_fe.core.cute.zero_rows import zero_rows
 
-__all__ = ["DenseGemm", "GemmLayout", "RowGroups", "SumGroups", "TilePlace"]
+__all__ = ["DenseGemm", "GemmLayout", "GroupTables", "RowGroups", "SumGroups", "TilePlace"]
 
 Extents = tuple[Int32, Int32, Int32, Int32]
 Rank = tuple[Int32, Int32, Int32]
@@ -51,6 +51,22 @@ class TilePlace(NamedTuple):
     row: Int32
     begin: Int32
     end: Int32
+
+
+class GroupTables(NamedTuple):
+    """What the schedules of groups read.
+
+    Attributes:
+        offsets: (L,) ends of the groups.
+        tails: Outputs (M, N) whose rows behind the last group become zeros.
+        addresses: (L,) where each group's matrix lies, if not in one tensor with the others.
+        origin: The address that `addressed_view` starts from.
+    """
+
+    offsets: cute.Tensor
+    tails: tuple[cute.Tensor, ...] = ()
+    addresses: Any = ()
+    origin: Any = ()
 
 
 class GemmLayout(ABC):
@@ -143,19 +159,24 @@ class RowGroups(GemmLayout):
     with the group. Clusters lie along N, where no tile is partly filled because of a group's end.
 
     Attributes:
-        fills: Whether rows that belong to no group become zeros. `tables` hold those outputs behind the offsets.
+        fills: Whether rows that belong to no group become zeros.
+        addressed: Whether the groups' matrices lie at addresses; B is then (N, K), whose first element is the origin.
     """
 
     fills: bool = False
+    addressed: bool = False
 
-    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: tuple[Any, ...]) -> Extents:
+    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: GroupTables) -> Extents:
         """M, N, K and L."""
-        return (a.shape[0], b.shape[1], a.shape[1], b.shape[0])
+        return (a.shape[0], b.shape[0 if self.addressed else 1], a.shape[1], tables.offsets.shape[0])
 
     def views(self, a: cute.Tensor, b: cute.Tensor, majors: tuple[str, str]) -> tuple[cute.Tensor, cute.Tensor]:
         """A as it is, B as (N, K, L)."""
+        rows, contiguous = tma_view(a, _contiguous(majors[0])), _contiguous(majors[1])
+        if self.addressed:
+            return rows, addressed_view(tma_view(b, contiguous))
         matrices = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 2, 0]))
-        return tma_view(a, _contiguous(majors[0])), tma_view(matrices, _contiguous(majors[1]))
+        return rows, tma_view(matrices, contiguous)
 
     def store_view(self, out: cute.Tensor, major: str) -> cute.Tensor:
         """An output whose rows end where a copy says."""
@@ -166,29 +187,31 @@ class RowGroups(GemmLayout):
         return GroupedTiles.at_most(extents[3], extents[0], extents[1], tile[:2], cluster[1])
 
     def schedule(
-        self, extents: Extents, tables: tuple[Any, ...], tile: tuple[int, int, int], cluster: Any, group_m: int
+        self, extents: Extents, tables: GroupTables, tile: tuple[int, int, int], cluster: Any, group_m: int
     ) -> _RowTiles:
         """Group by group."""
-        groups = GroupedTiles.of(tables[0], extents[0], extents[1], tile[:2], cluster[1], group_m)
-        return _RowTiles(groups, cute.ceil_div(extents[2], tile[2]))
+        groups = GroupedTiles.of(tables.offsets, extents[0], extents[1], tile[:2], cluster[1], group_m)
+        return _RowTiles(groups, cute.ceil_div(extents[2], tile[2]), tables.addresses, tables.origin)
 
     def place(self, tiles: _RowTiles, linear: Int32, rank: Rank, tile: tuple[int, int, int]) -> TilePlace:
         """A tile of one group."""
         at = tiles.groups.coordinate(linear, rank[1])
         out_row, out = ragged_place(at.begin, at.end, at.row)
         row, zero = at.begin + at.row, Int32(0)
-        a, b = (row, zero), (at.n * tile[1], zero, at.group)
+        matrix: tuple[Int32, ...] = (at.group,)
+        if self.addressed:
+            matrix = addressed_place(tiles.addresses[at.group], tiles.origin)
+        a, b = (row, zero), (at.n * tile[1], zero, *matrix)
         return TilePlace(a, b, out, out_row, at.n, tiles.k_tiles, at.group, row, at.begin, at.end)
 
     def k_tiles(self, tiles: _RowTiles, linear: Int32) -> Int32:
         """K's, the same everywhere."""
         return tiles.k_tiles
 
-    def fill(self, extents: Extents, tables: tuple[Any, ...], worker: Int32, workers: Int32, threads: int) -> None:
+    def fill(self, extents: Extents, tables: GroupTables, worker: Int32, workers: Int32, threads: int) -> None:
         """Zeros in the rows behind the last group."""
-        offsets, *outs = tables
-        _, end = group_bounds(offsets, extents[3], extents[0])
-        for out in outs:
+        _, end = group_bounds(tables.offsets, extents[3], extents[0])
+        for out in tables.tails:
             zero_rows(out, end, worker, workers, cute.arch.thread_idx()[0] % threads, Int32(threads))
 
 
@@ -196,6 +219,8 @@ class RowGroups(GemmLayout):
 class _RowTiles(Staged):
     groups: GroupedTiles
     k_tiles: Int32
+    addresses: Any
+    origin: Any
 
     def total(self) -> Int32:
         """Tiles of all groups."""
@@ -209,11 +234,16 @@ class SumGroups(GemmLayout):
     TMA brings zeros for what lies behind a group's end, so a step that only part of a group fills is exact whatever
     its neighbours hold. That needs operands whose T is not the contiguous mode. A group of no rows takes one step of
     zeros.
+
+    Attributes:
+        addressed: Whether the groups' outputs lie at addresses; an output is then (M, N), starting at the origin.
     """
 
-    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: tuple[Any, ...]) -> Extents:
+    addressed: bool = False
+
+    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: GroupTables) -> Extents:
         """M, N, T and L."""
-        return (a.shape[0], b.shape[0], a.shape[1], tables[0].shape[0])
+        return (a.shape[0], b.shape[0], a.shape[1], tables.offsets.shape[0])
 
     def views(self, a: cute.Tensor, b: cute.Tensor, majors: tuple[str, str]) -> tuple[cute.Tensor, cute.Tensor]:
         """A and B whose T ends where a copy says."""
@@ -221,6 +251,8 @@ class SumGroups(GemmLayout):
 
     def store_view(self, out: cute.Tensor, major: str) -> cute.Tensor:
         """An output as (M, N, L)."""
+        if self.addressed:
+            return addressed_view(tma_view(out, 1))
         return tma_view(cute.make_tensor(out.iterator, cute.select(out.layout, mode=[1, 2, 0])), 1)
 
     def most_tiles(self, extents: Extents, tile: tuple[int, int, int], cluster: tuple[int, int, int]) -> Int32:
@@ -228,10 +260,11 @@ class SumGroups(GemmLayout):
         return DenseTiles.of(extents, tile, cluster, 1).total()
 
     def schedule(
-        self, extents: Extents, tables: tuple[Any, ...], tile: tuple[int, int, int], cluster: Any, group_m: int
+        self, extents: Extents, tables: GroupTables, tile: tuple[int, int, int], cluster: Any, group_m: int
     ) -> _SumTiles:
         """Group by group."""
-        return _SumTiles(DenseTiles.of(extents, tile, cluster, group_m), tables[0], Int32(extents[2]), tile[2])
+        outputs = DenseTiles.of(extents, tile, cluster, group_m)
+        return _SumTiles(outputs, tables.offsets, Int32(extents[2]), tables.addresses, tables.origin, tile[2])
 
     def place(self, tiles: _SumTiles, linear: Int32, rank: Rank, tile: tuple[int, int, int]) -> TilePlace:
         """A tile of one group's output."""
@@ -240,7 +273,10 @@ class SumGroups(GemmLayout):
         k, outer = ragged_place(begin, end, Int32(0))
         row = at.m * tile[0]
         a, b = (row, k, *outer), (at.n * tile[1], k, *outer)
-        return TilePlace(a, b, (at.batch,), row, at.n, tiles.steps(begin, end), at.batch, row, Int32(0), row + tile[0])
+        matrix: tuple[Int32, ...] = (at.batch,)
+        if self.addressed:
+            matrix = addressed_place(tiles.addresses[at.batch], tiles.origin)
+        return TilePlace(a, b, matrix, row, at.n, tiles.steps(begin, end), at.batch, row, Int32(0), row + tile[0])
 
     def k_tiles(self, tiles: _SumTiles, linear: Int32) -> Int32:
         """Those of the tile's group."""
@@ -253,6 +289,8 @@ class _SumTiles(Staged):
     outputs: DenseTiles
     offsets: cute.Tensor
     summed: Int32
+    addresses: Any
+    origin: Any
     depth: int
 
     def total(self) -> Int32:

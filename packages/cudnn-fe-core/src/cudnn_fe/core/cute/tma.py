@@ -5,15 +5,27 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Int32, Int64, Uint64, cute
 from cutlass.cute.nvgpu import cpasync
 
-__all__ = ["TmaTile", "k_tiles", "load_tile", "ragged_place", "ragged_view", "store_tile", "tile_at", "tma_view"]
+__all__ = [
+    "TmaTile",
+    "addressed_place",
+    "addressed_view",
+    "k_tiles",
+    "load_tile",
+    "ragged_place",
+    "ragged_view",
+    "store_tile",
+    "tile_at",
+    "tma_view",
+]
 
 ALIGNMENT = 16
 _RAGGED = 2**30  # extent of a ragged mode: more rows than any tensor has here
 _WRAP = 2**64 // _RAGGED  # elements: `_RAGGED` such steps come back to the same address, whatever an element's size
 _ANY = 2**31 - 1
+_STEPS = 2**30
 
 
 class TmaTile(NamedTuple):
@@ -61,6 +73,23 @@ def ragged_view(tensor: cute.Tensor, mode: int) -> cute.Tensor:
 def ragged_place(begin: Int32, end: Int32, row: Int32) -> tuple[Int32, tuple[Int32, Int32]]:
     """The coordinates of row ``begin + row`` of a `ragged_view` that ends at `end`: in its mode and in the new ones."""
     return _RAGGED - (end - begin) + row, (end, Int32(_RAGGED))
+
+
+def addressed_view(tensor: cute.Tensor) -> cute.Tensor:
+    """A rank-2 `tma_view` that a copy can move to any address that is a multiple of 16 bytes.
+
+    Two more modes, of steps of 16 bytes and of 2^30 such steps, reach every address from the tensor's own, which only
+    serves as the origin: one descriptor serves matrices that lie anywhere.
+    """
+    unit = ALIGNMENT * 8 // tensor.element_type.width
+    shape, stride = (*tensor.shape, _STEPS, _STEPS), (*tensor.stride, unit, unit * _STEPS)
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
+
+
+def addressed_place(address: Int64, origin: Int64) -> tuple[Int32, Int32]:
+    """The coordinates in the new modes of an `addressed_view` with this origin; addresses count modulo 2^64."""
+    steps = Uint64(address - origin) // ALIGNMENT
+    return Int32(steps % _STEPS), Int32(steps // _STEPS)
 
 
 def load_tile(

@@ -15,14 +15,13 @@ from cutlass import Float32, Int32, Int64, cute
 from cudnn_fe.core.cute.activations import geglu_gradient, swiglu_gradient
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Output, fragment_column, fragment_row
-from cudnn_fe.core.cute.gemm_layout import RowGroups
 from cudnn_fe.core.cute.gemm_sm90 import GemmSm90
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.vectors import load_words, widen
 from cudnn_fe.grouped.arrays import BLOCK
 from cudnn_fe.grouped.dglu.sums import add_column_parts, add_row_parts, part_place
 from cudnn_fe.grouped.kernel_spec import RowsSpec
-from cudnn_fe.grouped.launch_sm90 import fake_vector, tensors_and_scalars
+from cudnn_fe.grouped.launch_sm90 import fake_vector, fake_weights, row_groups, row_tables, tensors_and_scalars
 
 __all__ = ["PART_COLUMNS", "PART_ROWS", "fake_arguments", "launcher"]
 
@@ -47,14 +46,14 @@ def launcher(spec: RowsSpec) -> Any:
     again = "activation" in spec.wanted
     d_dtype, _, _, again_dtype = spec.gemm.out_dtypes
     outputs = (Output(d_dtype, "n", 2 * BLOCK), *([Output(again_dtype, "n", BLOCK)] if again else []))
-    gemm = GemmSm90(spec.gemm, outputs, _Gradients(spec), BLOCK, RowGroups(spec.zero_tail))
+    gemm = GemmSm90(spec.gemm, outputs, _Gradients(spec), BLOCK, row_groups(spec))
 
     @cute.jit
     def launch(stream: CUstream, *arguments: Any, **scalars: Any) -> None:
         tensors, numbers = tensors_and_scalars(arguments, scalars, 4)
         a, c, b, offsets, alpha, beta, prob, d, dprob, dbias, activation, row_parts, column_parts = tensors
         outs = (d, activation) if again else (d,)
-        tables = (offsets, *outs) if spec.zero_tail else (offsets,)
+        b, tables = row_tables(spec, a, b, offsets, c.shape[1] // 2, outs)
         numbers = tuple(Float32(number) for number in numbers)
         gemm(stream, a, b, outs, _Operands(c, alpha, beta, prob, row_parts, column_parts, numbers), tables)
         add_row_parts(stream, row_parts, offsets, dprob, spec.zero_tail)
@@ -71,7 +70,7 @@ def fake_arguments(spec: RowsSpec) -> tuple[Any, ...]:
     return (
         fake_tensor(gemm.a_dtype, 1, rank=2),
         fake_tensor(spec.c_dtype, 1, rank=2),
-        fake_tensor(gemm.b_dtype, 2 if gemm.b_major == "k" else 1),
+        fake_weights(spec),
         fake_vector("int32"),
         *(fake_vector("float32") for _ in range(3)),
         fake_tensor(gemm.out_dtypes[0], 1, rank=2),

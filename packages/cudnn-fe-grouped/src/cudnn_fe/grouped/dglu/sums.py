@@ -34,9 +34,7 @@ def add_row_parts(
 
 
 @cute.kernel
-def _add_row_parts(
-    parts: cute.Tensor, offsets: cute.Tensor, sums: cute.Tensor, fills: cutlass.Constexpr[bool]
-) -> None:
+def _add_row_parts(parts: cute.Tensor, offsets: cute.Tensor, sums: cute.Tensor, fills: cutlass.Constexpr[bool]) -> None:
     rows = Int32(sums.shape[0])
     row = cute.arch.block_idx()[0] * _THREADS + cute.arch.thread_idx()[0]
     _, end = group_bounds(offsets, Int32(offsets.shape[0]), rows)

@@ -28,7 +28,7 @@ class MatrixPart(NamedTuple):
 
     @staticmethod
     def of(tensor: Any, batch: Any = None, batch_dim: int = 2) -> MatrixPart:
-        """A (rows, columns) tensor, or one matrix of a stack, (rows, columns, L) unless ``batch_dim`` says otherwise."""
+        """A (rows, columns) tensor, or one matrix of (rows, columns, L), where ``batch_dim`` tells L."""
         size = tensor.element_type.width // 8
         dims = [dim for dim in range(len(tensor.shape)) if batch is None or dim != batch_dim]
         row_stride, column_stride = (Int64(tensor.stride[dim]) * size for dim in dims)
@@ -55,3 +55,7 @@ class MatrixPart(NamedTuple):
         """What begins at a column; ``columns`` says how many are left there, if fewer than to the end."""
         left = self.columns - column if columns is None else columns
         return self._replace(address=self.address + Int64(column) * self.column_stride, columns=left)
+
+    def transposed(self) -> MatrixPart:
+        """Rows as columns."""
+        return MatrixPart(self.address, self.column_stride, self.row_stride, self.columns, self.rows)

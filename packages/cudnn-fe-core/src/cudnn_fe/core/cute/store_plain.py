@@ -13,7 +13,7 @@ from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
 from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
 from cudnn_fe.core.cute.vectors import store_vector
 
-__all__ = ["StagedTile", "store_tile"]
+__all__ = ["StagedTile", "same_elements", "store_tile"]
 
 _Elements = Callable[["StagedTile", Any, Any, int], list[Any]]
 
@@ -77,6 +77,7 @@ def store_tile(
     part: cutlass.Constexpr,
     columns: cutlass.Constexpr = TILE_ROWS,
     elements: cutlass.Constexpr = same_elements,
+    beside: cutlass.Constexpr = None,
 ) -> None:
     """Store what an epilogue makes of a staged tile, within the output's extents.
 
@@ -89,13 +90,17 @@ def store_tile(
             contiguous dim.
         columns: Columns of the output's tile.
         elements: Gives ``count`` output elements from a line and a position in it.
+        beside: A part of the same type, lines and extents that ``elements`` reads, as wide as the stores are, or None.
     """
     size = dtype.width // 8
     lines, line, stride, lines_left, inner_left = TILE_ROWS, columns, part.row_stride, part.rows, part.columns
     if cutlass.const_expr(staged.major == "m"):
         lines, line, stride, lines_left, inner_left = columns, TILE_ROWS, part.column_stride, part.columns, part.rows
     address = part.address
-    if ((address | stride | (Int64(inner_left) * size)) & 15) == 0:
+    misaligned = address | stride | (Int64(inner_left) * size)
+    if cutlass.const_expr(beside is not None):
+        misaligned |= beside.address | (beside.row_stride if staged.major == "n" else beside.column_stride)
+    if (misaligned & 15) == 0:
         _store_lines(staged, dtype, address, stride, lines_left, inner_left, lines, line, 16 // size, elements)
     else:
         _store_lines(staged, dtype, address, stride, lines_left, inner_left, lines, line, 1, elements)

@@ -12,7 +12,7 @@ from cudnn_fe.core.cute.activations import geglu, swiglu
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
 from cudnn_fe.core.cute.store_plain import StagedTile, store_tile
 from cudnn_fe.grouped.kernel_spec import RowsSpec
-from cudnn_fe.grouped.portable_rows import Factors, PortableRows, fake_rows, fake_typed, output_part, store_zeros
+from cudnn_fe.grouped.portable_parts import Factors, PortableRows, fake_rows, fake_typed, output_part, store_zeros
 
 __all__ = ["fake_arguments", "launcher"]
 

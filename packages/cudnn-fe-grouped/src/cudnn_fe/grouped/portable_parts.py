@@ -53,7 +53,13 @@ class PortableRows(PortableGemm):
 
     @cute.jit
     def staged_rows(
-        self, a: cute.Tensor, b: cute.Tensor, alpha: Float32, prob: Any, bias: Any, tile: cutlass.Constexpr,
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        alpha: Float32,
+        prob: Any,
+        bias: Any,
+        tile: cutlass.Constexpr,
         rows: cutlass.Constexpr,
     ) -> Any:
         """Compute a tile of ``alpha * A * B^T`` of an expert of 0 to L - 1.

@@ -29,10 +29,11 @@ Tensors = tuple[torch.Tensor | None, ...]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _MOST_PLANS = 4096  # a plan is a few hundred bytes; shapes beyond this many start the table anew
 
-# torch has no public name for these three; each costs a twentieth of the public question that comes closest.
+# torch has no public name for these; each costs a fraction of the public question that comes closest.
 _autocast_anywhere: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 class TorchPlan:
@@ -124,7 +125,7 @@ class TorchPlan:
             operands = tuple([t for t in operands if t is not None])
         if self.scratch:
             outputs = [*outputs, *(self._fresh_scratch() if workspace is None else self._carve(workspace))]
-        if self.device_index == torch.cuda.current_device():
+        if self.device_index == current_device():
             function(*operands, *outputs, *scalars)
         else:
             with torch.cuda.device(self.device_index):

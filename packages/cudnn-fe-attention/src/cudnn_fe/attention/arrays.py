@@ -15,12 +15,14 @@ __all__ = [
     "divide",
     "every",
     "index_range",
+    "known_finite",
     "narrow",
     "product",
     "round_through",
     "sigmoid",
     "sweep",
     "take",
+    "when",
     "wide",
     "zeros_like",
 ]
@@ -121,6 +123,27 @@ def sweep(xp: Any, count: int, body: Callable[[Any, Any], tuple[Any, tuple[Any, 
         carry, results = body(carry, position)
         steps.append(results)
     return carry, tuple(xp.stack(parts) for parts in zip(*steps, strict=True))
+
+
+def when(xp: Any, conditions: Any, then: Callable[[Any], Any], carry: Any) -> Any:
+    """``then(carry)``, or ``carry`` where no condition holds, and looking costs no synchronisation.
+
+    ``then`` must change nothing where no condition holds: a GPU under torch runs it always.
+    """
+    if xp.__name__ == "jax.numpy":
+        import jax  # xp is its namespace
+
+        return jax.lax.cond(xp.any(conditions), then, lambda x: x, carry)
+    if getattr(conditions, "is_cuda", False) or bool(xp.any(conditions)):
+        return then(carry)
+    return carry
+
+
+def known_finite(xp: Any, values: Any) -> bool:
+    """Whether all values are known to be finite: asked only where the answer needs no synchronisation."""
+    if xp.__name__ == "jax.numpy" or getattr(values, "is_cuda", False):
+        return False
+    return bool(xp.all(xp.isfinite(values)))
 
 
 def zeros_like(x: Any) -> Any:

@@ -72,6 +72,7 @@ def over_queries(xp: Any, q: Any, key_count: int, visible: Visible, start: Any, 
     """
     batch, heads, rows, _ = q.shape
     down, across = _extents(q, batch * heads, rows, key_count)
+    several = down < rows or across < key_count
 
     def of_queries(carry: Any, position: Any) -> tuple[Any, tuple[Any, ...]]:
         queries, _ = _indices(xp, position, down, rows, q)
@@ -80,7 +81,7 @@ def over_queries(xp: Any, q: Any, key_count: int, visible: Visible, start: Any, 
         def of_keys(carry: Any, position: Any) -> tuple[Any, tuple[()]]:
             keys, exist = _indices(xp, position, across, key_count, q)
             tile = Tile(queries, keys, every(xp, (shown(keys), exist)))
-            return when(xp, tile.seen, lambda carry: add(carry, q_step, tile), carry), ()
+            return when(xp, several, tile.seen, lambda carry: add(carry, q_step, tile), carry), ()
 
         return carry, sweep(xp, -(-key_count // across), of_keys, start(q_step))[0]
 
@@ -103,6 +104,7 @@ def over_keys(xp: Any, q: Any, do: Any, k: Any, v: Any, visible: Visible, gradie
     batch, heads, rows, _ = q.shape
     key_count = k.shape[2]
     down, across = _extents(q, batch * heads, rows, key_count)
+    several = down < rows or across < key_count
 
     def of_keys(dq: Any, position: Any) -> tuple[Any, tuple[Any, Any]]:
         keys, exist = _indices(xp, position, across, key_count, q)
@@ -117,7 +119,7 @@ def over_keys(xp: Any, q: Any, do: Any, k: Any, v: Any, visible: Visible, gradie
                 by_q, by_k, by_v = gradients(q_step, do_step, k_step, v_step, tile)
                 return carry[0] + by_k, carry[1] + by_v, by_q
 
-            dk, dv, dq_step = when(xp, tile.seen, add, (*carry, xp.zeros_like(q_step)))
+            dk, dv, dq_step = when(xp, several, tile.seen, add, (*carry, xp.zeros_like(q_step)))
             return (dk, dv), (dq_step,)
 
         nothing = xp.zeros_like(k_step), xp.zeros_like(v_step)

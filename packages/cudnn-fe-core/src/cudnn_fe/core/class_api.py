@@ -259,7 +259,7 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
         stream: Any,
         workspace: Any = None,
     ) -> None:
-        tensors = inputs + outputs
+        tensors = _present(inputs, specs, outputs)
         shapes = tuple([tuple(tensor.shape) for tensor in tensors if hasattr(tensor, "shape")])
         if shapes not in seen:
             for tensor, spec, extents in zip(tensors, specs, fixed, strict=True):

@@ -10,6 +10,14 @@ from cudnn_fe.attention.block_sparse import (
 )
 from cudnn_fe.attention.block_sparse_fp8 import block_sparse_attention_fp8_forward
 from cudnn_fe.attention.csa_compressor import csa_compressor_backward, csa_compressor_forward
+from cudnn_fe.attention.flex import (
+    MaskPlan,
+    create_mask_plan,
+    flex_attention,
+    flex_attention_backward,
+    flex_attention_forward,
+    flex_attn_func,
+)
 from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
@@ -17,6 +25,7 @@ from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_f
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward
 
 __all__ = [
+    "MaskPlan",
     "__version__",
     "block_sparse_attention_backward",
     "block_sparse_attention_forward",
@@ -24,8 +33,13 @@ __all__ = [
     "block_sparse_attention_jax",
     "block_sparse_attention_jax_backward",
     "block_sparse_attention_jax_forward",
+    "create_mask_plan",
     "csa_compressor_backward",
     "csa_compressor_forward",
+    "flex_attention",
+    "flex_attention_backward",
+    "flex_attention_forward",
+    "flex_attn_func",
     "hstu_attention_backward",
     "hstu_attention_forward",
     "nsa_compression_attention_forward",

@@ -118,7 +118,7 @@ class RmsNormSilu(Problem):
 
 
 def _specialise(problem: RmsNormSilu, where: Device) -> SiluSpec:
-    plan = row_plan(problem.extents[1], least_threads=2)
+    plan = row_plan(problem.extents[1], least_threads=2, clusters=where.capability >= (9, 0))
     width = access_bytes(
         TensorSpec(problem.extents, (problem.x.strides[0], 1), problem.x.dtype, alignment=problem.x.alignment)
     )

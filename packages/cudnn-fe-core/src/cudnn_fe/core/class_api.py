@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,6 +40,7 @@ class OpClass:
 
     op: ClassVar[Op]
     _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]]
+    _counts: ClassVar[tuple[int, int]]  # of the tensors that `execute` takes: inputs, outputs
     _free: ClassVar[Mapping[str, tuple[int, ...]] | None] = None
 
     if TYPE_CHECKING:  # the subclasses' signatures are made at run time
@@ -85,16 +86,21 @@ class OpClass:
         assert self._problem is not None
         specs = [spec for spec in (*self._problem.inputs, *self._outputs) if spec is not None]
         wanted = tuple(spec is not None for spec in self._outputs)
+        function = None
         if self._free is not None:
-            self._run = _free_launch(self.op, self._problem, specs, self._free)
+            launch = _free_launch(self.op, self._problem, specs, self._free)
         elif self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
-            function = None
             if choice.kernel is not None:
                 function = compiled(choice.kernel.module, choice.spec, device(self._problem.device).arch)
-            self._run = _cuda_launch(self.op, self._problem, function, specs, wanted)
+            launch = _cuda_launch(self.op, self._problem, function, specs, wanted)
         else:
-            self._run = _reference_launch(self.op, self._problem, specs, wanted)
+            launch = _reference_launch(self.op, self._problem, specs, wanted)
+        self._run = _flat(launch, *self._counts)
+        operands = (*self._problem.inputs, *self._outputs)
+        if function is not None and len(operands) == sum(self._counts):
+            index = int(self._problem.device.partition(":")[2])
+            self._run = _repeated(self._run, function, operands, len(self._scalars), index)
         self._arguments = None
 
     @property
@@ -192,21 +198,14 @@ def _present(inputs: tuple[Any, ...], specs: list[TensorSpec], outputs: tuple[An
 def _cuda_launch(
     op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec], wanted: tuple[bool, ...]
 ) -> Launch:
-    """Launch on torch tensors, or on anything else with DLPack, after cheap checks against the samples."""
+    """Launch on torch tensors, or on anything else with DLPack, after checks against the samples."""
     import torch  # TVM-FFI takes its stream from torch
 
-    from cudnn_fe.core.torch import current_device
-
-    # Looks at shape and strides in one step, where reading both through Python costs three times as much.
-    agrees = torch._C._dynamo.guards.assert_size_stride
-    pointer = torch.Tensor.data_ptr
     index = int(problem.device.partition(":")[2])
-    shapes, strides = [spec.shape for spec in specs], [spec.strides for spec in specs]
-    checked: set[tuple[int, ...]] = set()
     input_count = len([spec for spec in problem.inputs if spec is not None])
+    checked: set[tuple[Any, ...]] = set()
 
     def check(tensors: tuple[Any, ...]) -> None:
-        """All of it, in microseconds."""
         for tensor, spec in zip(tensors, specs, strict=True):
             if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
                 raise _mismatch(tensor, spec)
@@ -215,41 +214,81 @@ def _cuda_launch(
 
     def start(tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> None:
         if function is None:
-            check(tensors)
             _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars, wanted)
-        elif current_device() == index:
+            return
+        with torch.cuda.device(index):
             function(*tensors, *scalars)
-        else:
-            with torch.cuda.device(index):
-                function(*tensors, *scalars)
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
-        tensors = inputs + outputs
-        if len(tensors) != len(specs):
-            tensors = _present(inputs, specs, outputs)
-        try:
-            deque(map(agrees, tensors, shapes, strides), 0)
-            pointers = tuple(map(pointer, tensors))
-        except (AssertionError, TypeError):  # not like the samples, or not torch's: seen through DLPack, without a copy
+        tensors = _present(inputs, specs, outputs)
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):  # seen through DLPack, without a copy
             tensors = tuple([t if isinstance(t, torch.Tensor) else torch.from_dlpack(t) for t in tensors])
-            check(tensors)
-            pointers = tuple(map(pointer, tensors))
-        if pointers not in checked:  # a known pointer's device, alignment and neighbours are known
+        key = tuple([(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors])
+        if key not in checked:
             check(tensors)
             if len(checked) >= 1024:
                 checked.clear()
-            checked.add(pointers)
-        try:
-            if stream is None:
+            checked.add(key)
+        if stream is None:
+            start(tensors, scalars)
+        else:
+            with torch.cuda.stream(torch_stream(stream, index)):
                 start(tensors, scalars)
-            else:
-                with torch.cuda.stream(torch_stream(stream, index)):
-                    start(tensors, scalars)
-        except Exception:
-            check(tensors)  # compiled code refuses other types than the samples' in its own words
-            raise
 
     return launch
+
+
+def _flat(launch: Launch, input_count: int, output_count: int) -> Launch:
+    """A launch that takes inputs, outputs, scalars and the stream one after the other."""
+    tensor_count = input_count + output_count
+
+    def run(*arguments: Any, **more: Any) -> None:
+        inputs, outputs = arguments[:input_count], arguments[input_count:tensor_count]
+        launch(inputs, outputs, arguments[tensor_count:-1], arguments[-1], **more)
+
+    return run
+
+
+def _repeated(launch: Launch, function: Launch, specs: Sequence[TensorSpec | None], scalars: int, index: int) -> Launch:
+    """``launch``, with a short way for the tensors of the last call, where their layout is still the samples'.
+
+    The short way is made as text: loops over the tensors would double what it costs. It asks torch for shape and
+    strides in one step, at a third of reading both through Python. Whatever it finds amiss, ``launch`` explains.
+    """
+    import torch
+
+    from cudnn_fe.core.torch import current_device
+
+    scope: dict[str, Any] = {"function": function, "launch": launch, "current_device": current_device}
+    scope["agrees"] = torch._C._dynamo.guards.assert_size_stride
+    names = [f"t{i}" for i in range(len(specs))]
+    there = [(name, spec) for name, spec in zip(names, specs, strict=True) if spec is not None]
+    for name, spec in there:
+        scope |= {f"shape_{name}": spec.shape, f"strides_{name}": spec.strides, f"last_{name}": lambda: None}
+
+    def remember(*tensors: Any) -> None:
+        for name, tensor in zip(names, tensors, strict=True):
+            if isinstance(tensor, torch.Tensor):
+                scope[f"last_{name}"] = weakref.ref(tensor)  # an id alone may pass to another tensor
+
+    scope["remember"] = remember
+    known = [f"last_{n}() is {n}" if spec is not None else f"{n} is None" for n, spec in zip(names, specs, strict=True)]
+    numbers = [f"x{i}" for i in range(scalars)]
+    lines = [
+        f"def run({', '.join((*names, *numbers, 'stream'))}):",
+        "    try:",
+        *[f"        agrees({name}, shape_{name}, strides_{name})" for name, _ in there],
+        f"        if stream is None and {' and '.join(known)} and current_device() == {index}:",
+        f"            function({', '.join((*[name for name, _ in there], *numbers))})",
+        "            return",
+        "    except Exception:",
+        "        pass",
+        f"    launch({', '.join((*names, *numbers, 'stream'))})",
+        f"    remember({', '.join(names)})",
+    ]
+    exec("\n".join(lines), scope)
+    run: Launch = scope["run"]
+    return run
 
 
 def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mapping[str, tuple[int, ...]]) -> Launch:

@@ -113,22 +113,18 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
         "Record the samples' metadata and the options; nothing is compiled or launched.",
     )
 
-    def tuple_of(names: list[str]) -> str:
-        return "(" + "".join(f"{name}, " for name in names) + ")"
-
     scalars = [f"self._scalars[{i}] if {name} is None else {name}" for i, name in enumerate(row.scalars)]
-    numbers = tuple_of(scalars) if scalars else "self._scalars"
     stream = next(name for name in ("current_stream", "stream") if name in _names(row.execute))
     lines = [f"def execute(self, {row.execute}):"]
     if row.absent:
         lines.append(f"    if not ({' is '.join((*row.absent, 'None'))}):")
         lines.append(f"        _refuse({{{', '.join(f'{name!r}: {name}' for name in row.absent)}}})")
     lines.append("    run = self._run or self._require_compiled()")
-    given = f"{tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {numbers}, {stream}"
+    given = ", ".join((*row.inputs, *row.outputs, *(scalars or ["*self._scalars"]), stream))
     if "workspace" in _names(row.execute):
         lines.append("    self._check_workspace(workspace)")
         if row.free is not None:
-            given += ", workspace"
+            given += ", workspace=workspace"
     lines.append(f"    run({given})")
     if row.returns:
         pairs = ", ".join(name if "=" in name else f"{name}={name}" for name in row.returns)
@@ -145,6 +141,7 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
     body = {
         "op": row.op,
         "_bind": staticmethod(row.bind),
+        "_counts": (len(row.inputs), len(row.outputs)),
         "_free": row.free,
         "__init__": init,
         "execute": execute,

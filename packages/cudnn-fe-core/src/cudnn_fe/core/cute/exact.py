@@ -12,7 +12,16 @@ from cutlass import Float32
 
 from cudnn_fe.core.cute.ptx_base import assemble
 
-__all__ = ["add", "divide", "divide_by", "fused_multiply_add", "multiply", "reciprocal_square_root", "square_root", "subtract"]
+__all__ = [
+    "add",
+    "divide",
+    "divide_by",
+    "fused_multiply_add",
+    "multiply",
+    "reciprocal_square_root",
+    "square_root",
+    "subtract",
+]
 
 
 def _one(code: str, *arguments: Any) -> Float32:

@@ -17,6 +17,7 @@ __all__ = [
     "divide",
     "divide_by",
     "fused_multiply_add",
+    "magnitude",
     "multiply",
     "reciprocal_square_root",
     "square_root",
@@ -68,6 +69,11 @@ def divide_by(a: Any, b: float) -> Float32:
 def fused_multiply_add(a: Any, b: Any, c: Any) -> Float32:
     """``a * b + c``, rounded once."""
     return _one("fma.rn.f32 $0, $1, $2, $3;", a, b, c)
+
+
+def magnitude(a: Any) -> Float32:
+    """``|a|``; most instructions that use it take it without one of its own."""
+    return _one("abs.f32 $0, $1;", a)
 
 
 def square_root(a: Any) -> Float32:

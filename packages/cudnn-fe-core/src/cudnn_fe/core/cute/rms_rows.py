@@ -1,14 +1,13 @@
 """RMS-normalised rows of 16-bit elements: the loop that fused norms share, from memory to scaled vectors in registers.
 
-A thread's vectors pass through words of shared memory that are its own: they are filled asynchronously, one row ahead of
-the arithmetic, without registers and without barriers. A row too wide for the registers stays there between its two
+A thread's vectors pass through words of shared memory that are its own: they are filled asynchronously, one row ahead
+of the arithmetic, without registers and without barriers. A row too wide for the registers stays there between its two
 passes; a row too wide for one CTA is shared by the CTAs of a cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
@@ -79,7 +78,7 @@ class RmsRows:
             cute.arch.cluster_wait()  # a CTA's shared memory may be written from here on
         if cutlass.const_expr(plan.kept):
             for tile in cutlass.range_constexpr(plan.tiles):
-                self.fetch(x, first + group, own, tile, start, cutlass.select_(group < rows, end, Int32(0)))
+                self._fetch(x, first + group, own, tile, start, cutlass.select_(group < rows, end, Int32(0)))
         if cutlass.const_expr(plan.tiles == 1):
             load_vectors(weights, weight.iterator.toint(), start, plan.threads, end, self.width)
         turns = (rows + plan.groups - 1) // plan.groups
@@ -92,17 +91,17 @@ class RmsRows:
                 wait_for_copies()
             total = Float32(0.0)
             for tile in cutlass.range(plan.tiles, unroll=1):
-                self.take(words, x, row, own, tile, start, limit)
-                total += self.squares(words)
+                self._take(words, x, row, own, tile, start, limit)
+                total += self._squares(words)
             if cutlass.const_expr(plan.kept and plan.tiles == 1):
-                self.fetch(x, row + plan.groups, own, 0, start, limit_of_next)
+                self._fetch(x, row + plan.groups, own, 0, start, limit_of_next)
             (total,) = self.groups.sum([total], reduction, turn & 1)
             scale = reciprocal_square_root(total / Float32(self.columns) + eps)
             for tile in cutlass.range(plan.tiles, unroll=1):
                 at = start + tile * self.tile
                 if cutlass.const_expr(plan.tiles > 1):
                     load_vectors(weights, weight.iterator.toint(), at, plan.threads, end, self.width)
-                    self.take(words, x, row, own, tile, start, limit)
+                    self._take(words, x, row, own, tile, start, limit)
                 for index in cutlass.range_constexpr(plan.vectors):
                     vector = at + index * plan.threads
                     values, factors = (
@@ -110,11 +109,11 @@ class RmsRows:
                     )
                     finish(row, vector, values, factors, scale, Int32(vector < limit))
                 if cutlass.const_expr(plan.kept and plan.tiles > 1):
-                    self.fetch(x, row + plan.groups, own, tile, start, limit_of_next)
+                    self._fetch(x, row + plan.groups, own, tile, start, limit_of_next)
         return turns & 1
 
     @cute.jit
-    def fetch(self, x: cute.Tensor, row: Int64, own: Int32, tile: Int32, start: Int32, limit: Int32) -> None:
+    def _fetch(self, x: cute.Tensor, row: Int64, own: Int32, tile: Int32, start: Int32, limit: Int32) -> None:
         """Begin to copy a tile of a row to this thread's words; zeros at and past ``limit``."""
         for index in cutlass.range_constexpr(self.plan.vectors):
             vector = start + tile * self.tile + index * self.plan.threads
@@ -122,7 +121,7 @@ class RmsRows:
             copy_words_async(target, row_address(x, row) + Int64(vector) * 16, self.width, Int32(vector < limit))
 
     @cute.jit
-    def take(
+    def _take(
         self, words: cute.Tensor, x: cute.Tensor, row: Int64, own: Int32, tile: Int32, start: Int32, limit: Int32
     ) -> None:
         """A tile of a row into registers: from this thread's words, or from memory where the row is not kept."""
@@ -135,7 +134,7 @@ class RmsRows:
             load_vectors(words, row_address(x, row), start + tile * self.tile, self.plan.threads, limit, self.width)
 
     @cute.jit
-    def squares(self, words: cute.Tensor) -> Float32:
+    def _squares(self, words: cute.Tensor) -> Float32:
         total = Float32(0.0)
         for index in cutlass.range_constexpr(self.plan.vectors):
             for value in widen_pairs([words[index * 4 + part] for part in range(4)]):

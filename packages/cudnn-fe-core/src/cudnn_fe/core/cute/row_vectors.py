@@ -42,7 +42,7 @@ def load_words(address: Int64, width: int, valid: Any) -> list[Int32]:
 
 
 def copy_words_async(shared: Int32, address: Int64, width: int, valid: Any) -> None:
-    """Begin to copy four words to shared memory, by accesses of ``width`` (16, 8, 4 or 2) bytes; zeros unless ``valid``.
+    """Begin to copy four words to shared memory by accesses of ``width`` (16, 8, 4, 2) bytes; zeros unless ``valid``.
 
     Accesses of two bytes go through registers: `load_words` and a store.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32
 
 from cudnn_fe.core.cute.exact import add
 from cudnn_fe.core.cute.ptx_base import assemble
@@ -79,9 +79,9 @@ def clamped_magnitude(value: Any, largest: float) -> Float32:
     return magnitude
 
 
-# The code of a magnitude m is min(2 m, m + 2, m / 2 + 4) rounded to an integer, ties to even: the three lines meet where
-# the step doubles. Each line is added to 2^23 in one rounding, which leaves the integer in the low bits; the codes of
-# eight values are then the digits of a sum in base 16, whose multiples of 2^23's bits come off at the end.
+# The code of a magnitude m is min(2 m, m + 2, m / 2 + 4) rounded to an integer, ties to even: the three lines meet
+# where the step doubles. Each line is added to 2^23 in one rounding, which leaves the integer in the low bits; the
+# codes of eight values are then digits of a sum in base 16, whose multiples of the bits of 2^23 come off at the end.
 _E2M1_DIGIT = (
     "{ .reg .f32 a, b, c; fma.rn.f32 a, $1, 0f40000000, 0f4B000000; add.rn.f32 b, $1, 0f4B000002; "
     "fma.rn.f32 c, $1, 0f3F000000, 0f4B000004; min.f32 a, a, b; min.f32 a, a, c; "

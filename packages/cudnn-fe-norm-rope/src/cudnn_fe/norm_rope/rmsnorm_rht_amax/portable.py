@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import cuda.bindings.driver as cuda
-import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 

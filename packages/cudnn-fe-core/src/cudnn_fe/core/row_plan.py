@@ -10,9 +10,9 @@ from cudnn_fe.core.tensor import TensorSpec
 
 _VECTOR_BYTES = 16
 _BLOCK = 128  # threads that narrow rows share a block up to
-_WIDE_BLOCK = 256  # threads of rows that do not fit into registers: three or four such blocks run beside one another
+_WIDE_BLOCK = 256  # threads of wide rows: four such blocks run beside one another, one's loads under another's sums
 _MOST_CTAS = 8  # of a cluster, everywhere
-_WIDE_PART = 4096  # vectors of a row that one CTA of a cluster takes: 64 KB, so that three fit a multiprocessor
+_WIDE_PART = 1024  # vectors that such a block has in registers: what a CTA takes as long as there are enough
 _MOST_KEPT = 96 * 1024  # bytes: what a block has on every target
 
 

@@ -163,7 +163,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="RMSNorm, a 16-point Hadamard transform of every 16 channels, and the largest magnitude of groups of rows.",

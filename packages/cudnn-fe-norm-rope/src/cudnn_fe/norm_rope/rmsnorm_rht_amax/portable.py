@@ -28,13 +28,7 @@ class _RmsNormRhtAmax:
     def __call__(
         self, stream: cuda.CUstream, x: cute.Tensor, w: cute.Tensor, o: cute.Tensor, amax: cute.Tensor, eps: Float32
     ) -> None:
-        ctas = self.plan.ctas
-        self.kernel(x, w, o, amax, eps).launch(
-            grid=(amax.shape[0] * ctas, 1, 1),
-            block=(self.plan.block, 1, 1),
-            cluster=(ctas, 1, 1) if ctas > 1 else None,
-            stream=stream,
-        )
+        self.rows.launch(self.kernel(x, w, o, amax, eps), amax.shape[0], stream)
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, w: cute.Tensor, o: cute.Tensor, amax: cute.Tensor, eps: Float32) -> None:
@@ -44,7 +38,7 @@ class _RmsNormRhtAmax:
         top = cute.make_rmem_tensor(1, Float32)
         top.fill(0.0)
         slot = self.rows.each(x, w, Int64(chunk) * rows, rows, eps, shared, partial(_transform, o, top))
-        largest = self.rows.groups.maximum_of_block(top[0], shared + self.plan.kept_bytes, slot)
+        largest = self.rows.groups.maximum_of_block(top[0], shared + self.rows.reduction, slot)
         if cute.arch.thread_idx()[0] == 0:
             amax[chunk] = largest
 

@@ -141,7 +141,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="RMSNorm followed by SiLU, in bfloat16, FP8 E4M3, or FP4 E2M1 with a scale for every 16 channels.",

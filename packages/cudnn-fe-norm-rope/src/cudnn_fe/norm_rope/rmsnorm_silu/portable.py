@@ -38,12 +38,7 @@ class _RmsNormSilu:
         rows = Int32(x.shape[0])
         turns = cutlass.max(cutlass.min(rows // (_BLOCKS * plan.groups // plan.ctas), Int32(_MOST_TURNS)), Int32(1))
         blocks = (rows - 1) // (turns * plan.groups) + 1
-        self.kernel(x, weight, out, scales, eps, turns).launch(
-            grid=(blocks * plan.ctas, 1, 1),
-            block=(plan.block, 1, 1),
-            cluster=(plan.ctas, 1, 1) if plan.ctas > 1 else None,
-            stream=stream,
-        )
+        self.rows.launch(self.kernel(x, weight, out, scales, eps, turns), blocks, stream)
 
     @cute.kernel
     def kernel(

@@ -125,7 +125,7 @@ BACKWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="Gradients of Q and K turned back by split-half RoPE, that of V copied, packed into one tensor.",

@@ -280,7 +280,7 @@ _SOURCE = "HSTU: Zhai et al., arXiv:2402.17152. Philox4x32-10: Salmon et al., Pa
 
 FORWARD = Op(
     name="hstu_lmsd_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:lmsd_forward",
     package="cudnn-fe-norm-rope",
     problem=LmsdForward,
     reference="cudnn_fe.norm_rope.hstu_lmsd.reference:forward",
@@ -340,7 +340,7 @@ assert ((y[:, 64:128] != 0) == ((mask & 2) != 0)).all()
 
 BACKWARD = Op(
     name="hstu_lmsd_backward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:lmsd_backward",
     package="cudnn-fe-norm-rope",
     problem=LmsdBackward,
     reference="cudnn_fe.norm_rope.hstu_lmsd.reference:backward",

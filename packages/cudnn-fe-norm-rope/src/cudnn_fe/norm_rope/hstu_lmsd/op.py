@@ -334,6 +334,7 @@ assert ((y[:, 64:128] != 0) == ((mask & 2) != 0)).all()
     autocast=False,
     scalars=("eps", "scale", "threshold", "seed_low", "seed_high"),
     integers=frozenset({"threshold", "seed_low", "seed_high"}),
+    legacy=("HSTULMSDFwd",),
     jax_name="hstu_lmsd_jax_forward",
     gradient="cudnn_fe.norm_rope.hstu_lmsd.gradient:GRADIENT",
 )
@@ -393,5 +394,6 @@ assert dweight.shape == dbias.shape == (64,)
     results=("dx_tensor", "du_tensor", "dweight_tensor", "dbias_tensor"),
     autocast=False,
     scalars=("scale",),
+    legacy=("HSTULMSDBwd",),
     jax_name="hstu_lmsd_jax_backward",
 )

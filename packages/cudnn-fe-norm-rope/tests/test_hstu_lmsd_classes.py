@@ -1,7 +1,7 @@
 """The class API of LMSD: the functions' results, other numbers of rows, padded rows, refusals before a launch."""
 
 # Operands are spread from made ones, whose number a type checker cannot know.
-# mypy: disable-error-code="arg-type, misc"
+# mypy: disable-error-code="arg-type, call-arg, misc"
 
 from __future__ import annotations
 

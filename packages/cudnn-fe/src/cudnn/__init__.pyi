@@ -124,6 +124,8 @@ from cudnn_fe.norm_rope.hstu_lmsd import hstu_lmsd_backward as hstu_lmsd_backwar
 from cudnn_fe.norm_rope.hstu_lmsd import hstu_lmsd_forward as hstu_lmsd_forward
 from cudnn_fe.norm_rope.hstu_lmsd import hstu_lmsd_jax_backward as hstu_lmsd_jax_backward
 from cudnn_fe.norm_rope.hstu_lmsd import hstu_lmsd_jax_forward as hstu_lmsd_jax_forward
+from cudnn_fe.norm_rope.hstu_lmsd.legacy import HSTULMSDBwd as HSTULMSDBwd
+from cudnn_fe.norm_rope.hstu_lmsd.legacy import HSTULMSDFwd as HSTULMSDFwd
 from cudnn_fe.norm_rope.rmsnorm_rht_amax import rmsnorm_rht_amax_forward as rmsnorm_rht_amax_forward
 from cudnn_fe.norm_rope.rmsnorm_rht_amax import rmsnorm_rht_amax_jax_forward as rmsnorm_rht_amax_jax_forward
 from cudnn_fe.norm_rope.rmsnorm_rht_amax.legacy import RmsNormRhtAmaxSm100 as RmsNormRhtAmaxSm100

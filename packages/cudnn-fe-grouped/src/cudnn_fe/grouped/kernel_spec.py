@@ -23,6 +23,7 @@ class RowsSpec:
         wanted: Which of the results that a call may leave out it wants.
         round_product: Whether the product is rounded to A's type before it is used.
         zero_tail: Whether rows past the last end become zeros; else they keep what they held.
+        addresses: Element type of the array of the experts' matrices' addresses, where such a one stands for B.
     """
 
     gemm: GemmSpec
@@ -33,6 +34,7 @@ class RowsSpec:
     wanted: frozenset[str] = frozenset()
     round_product: bool = False
     zero_tail: bool = True
+    addresses: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,10 @@ class WgradSpec:
         gemm: Types, layouts and alignment of A (h, t) and B (i, t), whose K is t, and the result's type.
         adds: Whether the result is added to what was there before.
         ragged: Whether an expert's part of an operand that is contiguous along t is compact by itself.
+        addresses: Element type of the array of the results' addresses, where they name the results' places.
     """
 
     gemm: GemmSpec
     adds: bool = False
     ragged: bool = False
+    addresses: str | None = None

@@ -25,16 +25,24 @@ def _dense(spec: TensorSpec) -> int:
 
 def _gemm(problem: Any, where: Device) -> GemmSpec:
     """Types, layouts and alignment of rows and weights, and the results' types."""
-    a, b = problem.a_tensor, problem.b_tensor
+    a, b, (_, n, k, _) = problem.a_tensor, problem.b_tensor, problem.extents
+    if problem.discrete:  # compact matrices, whose addresses are multiples of 16
+        b = output(b.name, (k, n) if problem.n_major else (n, k), a.dtype, a.device)
+        b = b.permute((1, 0)) if problem.n_major else b
+    dense = _dense(b)
     return GemmSpec(
         a.dtype.name,
         b.dtype.name,
         tuple(spec.dtype.name for spec in problem.outputs),
-        b_major="k" if _dense(b) == 2 else "mn",
+        b_major="k" if dense == b.ndim - 1 else "mn",
         tile=None,
         arch=where.arch,
-        alignment=min(operand_alignment(a, 1), operand_alignment(b, _dense(b))),
+        alignment=min(operand_alignment(a, 1), operand_alignment(b, dense)),
     )
+
+
+def _addresses(spec: TensorSpec | None) -> str | None:
+    return None if spec is None else spec.dtype.name
 
 
 def rows_spec(problem: Any, where: Device) -> RowsSpec:
@@ -47,6 +55,7 @@ def rows_spec(problem: Any, where: Device) -> RowsSpec:
         bias_dtype=None if bias is None else bias.dtype.name,
         wanted=frozenset({"c"} if problem.generate_c else ()),
         zero_tail=getattr(problem, "zero_tail", True),
+        addresses=_addresses(problem.b_tensor if problem.discrete else None),
     )
 
 
@@ -60,6 +69,7 @@ def dglu_spec(problem: Any, where: Device) -> RowsSpec:
         wanted=frozenset(name for name, given in wanted.items() if given),
         round_product=problem.round_dgrad,
         zero_tail=getattr(problem, "zero_tail", True),
+        addresses=_addresses(problem.b_tensor if problem.discrete else None),
     )
 
 
@@ -105,7 +115,8 @@ def wgrad_spec(problem: Any, where: Device) -> WgradSpec:
         arch=where.arch,
         alignment=min(alignments),
     )
-    return WgradSpec(gemm, problem.wgrad_tensor is not None, problem.ragged)
+    adds = problem.wgrad_tensor is not None or problem.accumulate
+    return WgradSpec(gemm, adds, problem.ragged, _addresses(problem.wgrad_ptrs))
 
 
 DGLU_KERNELS = (

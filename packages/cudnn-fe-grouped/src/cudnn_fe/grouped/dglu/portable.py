@@ -54,7 +54,7 @@ class _GroupedDglu(PortableRows):
         glu_clamp_min: Float32,
     ) -> None:
         numbers = [Float32(x) for x in (linear_offset, geglu_alpha, glu_clamp_max, glu_clamp_min)]
-        grid = (self.row_tiles(a, b, offsets).total(), 1, 1)
+        grid = (self.row_tiles(offsets, (d.shape[0], Int32(d.shape[1]) // 2)).total(), 1, 1)
         block = (THREADS, 1, 1)
         kernel = self.kernel(a, c, b, offsets, alpha, beta, prob, d, again, row_parts, column_parts, numbers)
         kernel.launch(grid=grid, block=block, stream=stream)
@@ -83,11 +83,12 @@ class _GroupedDglu(PortableRows):
         column_parts: cute.Tensor,
         numbers: Any,
     ) -> None:
-        tile, rows = self.place(a, b, offsets)
+        columns = Int32(d.shape[1]) // 2
+        tile, rows = self.place(offsets, (d.shape[0], columns))
         if rows.rows > 0:
             if rows.expert < offsets.shape[0]:
                 scale = alpha[rows.expert]
-                staged, factors = self.staged_rows(a, b, scale * scale, prob, None, tile, rows)
+                staged, factors = self.staged_rows(a, b, scale * scale, prob, None, columns, tile, rows)
                 wide = [output_part(tensor, rows, tile, _WIDE) for tensor in (c, d)]
                 parts: list[Any] = [*wide, output_part(again, rows, tile) if "activation" in self.spec.wanted else None]
                 sums = [

@@ -39,7 +39,8 @@ class OpClass:
         op: The operation.
     """
 
-    op: ClassVar[Op]
+    op: Op
+    _modes: ClassVar[tuple[Op, ...]] = ()
     _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]]
     _counts: ClassVar[tuple[int, int]]  # of the tensors that `execute` takes: inputs, outputs
     _free: ClassVar[Mapping[str, tuple[int, ...]] | None] = None
@@ -71,6 +72,7 @@ class OpClass:
         if self._problem is None:
             assert self._arguments is not None
             problem, outputs, scalars = type(self)._bind(self._arguments)
+            self.op = next((op for op in self._modes if isinstance(problem, op.problem)), self.op)
             if problem.device == "meta":  # metadata alone: the tensors will be where kernels run
                 place = "cuda:0" if cuda_device_count() else "cpu"
                 moved = (spec and replace(spec, device=place) for spec in outputs)

@@ -60,6 +60,7 @@ class LegacyClass:
         bare: Whether the one returned is returned itself.
         scratch_bytes: Bytes of the workspace that the documentation asks for; gives ``scratch_workspace_bytes``.
         methods: Further methods, by name.
+        modes: Further ops that the class may stand for: the one whose problem `bind` returns.
     """
 
     name: str
@@ -77,6 +78,7 @@ class LegacyClass:
     bare: bool = False
     scratch_bytes: Callable[[Any], int] | None = None
     methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    modes: tuple[Op, ...] = ()
 
 
 def _names(parameters: str) -> list[str]:
@@ -152,6 +154,7 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
     execute.__qualname__ = f"{row.name}.execute"
     body = {
         "op": row.op,
+        "_modes": row.modes,
         "_bind": staticmethod(row.bind),
         "_counts": (len(row.inputs), len(row.outputs)),
         "_free": row.free,

@@ -140,7 +140,7 @@ def _register(runner: TorchOp) -> None:
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
         outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
-        rule.check(tuple(t.dtype for t in inputs[:count] if t is not None))
+        rule.check(t.dtype for t, needed in zip(inputs, ctx.needs_input_grad[:count], strict=False) if needed)
         ctx.save_for_backward(*rule.save(inputs[:count], outputs))
         ctx.set_materialize_grads(False)
         options = _decode_options(tuple(inputs[count + 1]))

@@ -75,7 +75,7 @@ class Samples:
                 remedy="choose one",
             )
         if dense:
-            self.options = {"n": 0, "n_major": False}
+            self.options = {"n": 0, "n_major": False, "zero_tail": False}
             return
         n, k = tuple(given["b_shape"])[:2]
         per_element = 2 if a.dtype.name in ("uint8", "float4_e2m1fn") else 1
@@ -86,7 +86,7 @@ class Samples:
         self.specs["b_tensor"], options = weights_of(
             a, None, self.addresses("b_ptrs"), n, given["b_dtype"], given["b_major"], **layout
         )
-        self.options = dict(options)
+        self.options = {**dict(options), "zero_tail": False}
 
     def addresses(self, name: str) -> TensorSpec:
         """The spec of an array of addresses, which has no sample."""

@@ -10,6 +10,7 @@ from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.grouped.kernel_spec import RowsSpec, WgradSpec
+from cudnn_fe.grouped.kernels_sm90 import dglu_sm90, rows_sm90, wgrad_sm90
 from cudnn_fe.grouped.operands import output
 
 __all__ = ["DGLU_KERNELS", "WGRAD_KERNELS", "rows_kernels"]
@@ -84,6 +85,7 @@ def _dglu_scratch(problem: Any, spec: Any) -> tuple[TensorSpec, ...]:
 def rows_kernels(folder: str) -> tuple[Kernel, ...]:
     """The kernels of the forward in ``cudnn_fe.grouped.<folder>``, best first."""
     return (
+        rows_sm90(folder, rows_spec),
         Kernel(
             backend="portable",
             module=f"cudnn_fe.grouped.{folder}.portable",
@@ -118,6 +120,7 @@ def wgrad_spec(problem: Any, where: Device) -> WgradSpec:
 
 
 DGLU_KERNELS = (
+    dglu_sm90(dglu_spec),
     Kernel(
         backend="portable",
         module="cudnn_fe.grouped.dglu.portable",
@@ -128,6 +131,7 @@ DGLU_KERNELS = (
     ),
 )
 WGRAD_KERNELS = (
+    wgrad_sm90(wgrad_spec),
     Kernel(
         backend="portable",
         module="cudnn_fe.grouped.wgrad.portable",

@@ -251,9 +251,10 @@ def _flat(launch: Launch, input_count: int, output_count: int, arrange: Callable
 
     def run(*arguments: Any, **more: Any) -> None:
         inputs, outputs = arguments[:input_count], arguments[input_count:tensor_count]
+        scalars = arguments[tensor_count:-1]
         if arrange is not None:
-            inputs, outputs = arrange(inputs, outputs)
-        launch(inputs, outputs, arguments[tensor_count:-1], arguments[-1], **more)
+            inputs, outputs, scalars = arrange(inputs, outputs, scalars)
+        launch(inputs, outputs, scalars, arguments[-1], **more)
 
     return run
 

@@ -23,8 +23,11 @@ from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward
+from cudnn_fe.attention.sdpa import sdpa_backward
+from cudnn_fe.attention.sdpa.compact_gqa import CompactGqaBackward, compact_gqa_backward
 
 __all__ = [
+    "CompactGqaBackward",
     "MaskPlan",
     "__version__",
     "block_sparse_attention_backward",
@@ -33,6 +36,7 @@ __all__ = [
     "block_sparse_attention_jax",
     "block_sparse_attention_jax_backward",
     "block_sparse_attention_jax_forward",
+    "compact_gqa_backward",
     "create_mask_plan",
     "csa_compressor_backward",
     "csa_compressor_forward",
@@ -46,4 +50,5 @@ __all__ = [
     "nsa_selection_attention_forward",
     "nsa_sliding_window_attention_forward",
     "nsa_topk_reduction_forward",
+    "sdpa_backward",
 ]

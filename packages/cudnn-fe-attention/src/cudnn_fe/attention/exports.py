@@ -11,6 +11,7 @@ _FLEX = "cudnn_fe.attention.flex"
 _HSTU = "cudnn_fe.attention.hstu"
 _NSA = "cudnn_fe.attention.nsa"
 _CSA = "cudnn_fe.attention.csa_compressor"
+_SDPA = "cudnn_fe.attention.sdpa"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
 
 FAMILY = Family(
@@ -30,6 +31,7 @@ FAMILY = Family(
         f"{_CSA}.op:BACKWARD",
         f"{_FLEX}.op:FORWARD",
         f"{_FLEX}.op:BACKWARD",
+        f"{_SDPA}.op:BACKWARD",
     ),
     exports={
         "BSA": f"{_NAMESPACES}:BSA",
@@ -47,6 +49,9 @@ FAMILY = Family(
         "flex_attention_backward": f"{_FLEX}:flex_attention_backward",
         "flex_attn_func": f"{_FLEX}:flex_attn_func",
         "NSA": f"{_NAMESPACES}:NSA",
+        "CompactGqaBackward": f"{_SDPA}.compact_gqa:CompactGqaBackward",
+        "compact_gqa_backward": f"{_SDPA}.compact_gqa:compact_gqa_backward",
+        "sdpa_backward": f"{_SDPA}:sdpa_backward",
         "hstu_attention_forward": f"{_HSTU}:hstu_attention_forward",
         "hstu_attention_backward": f"{_HSTU}:hstu_attention_backward",
         "nsa_compression_attention_forward": f"{_NSA}_compression:nsa_compression_attention_forward",

@@ -12,7 +12,9 @@ _NAMES = {
         "gemm_proj_rope_mxfp8_jax_sm100 gemm_proj_rope_mxfp8_wrapper_sm100 gemm_srelu_backward "
         "gemm_srelu_forward gemm_srelu_jax_sm100 gemm_srelu_wrapper_sm100 gemm_swiglu_backward "
         "gemm_swiglu_forward gemm_swiglu_jax_backward gemm_swiglu_jax_forward gemm_swiglu_jax_sm100 "
-        "gemm_swiglu_wrapper_sm100 mhc_projection_backward ops.nvfp4_block_scale_dequantize "
+        "gemm_swiglu_scaled_forward gemm_swiglu_wrapper_sm100 "
+        "mhc_projection_backward gemm.mhc_projection_backward gemm.MhcProjectionBackward "
+        "gemm_proj_rope_mxfp8_forward ops.nvfp4_block_scale_dequantize "
         "ops.nvfp4_block_scale_quantize"
     ),
     "cudnn-fe-grouped": (

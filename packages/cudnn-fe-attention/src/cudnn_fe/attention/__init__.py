@@ -10,6 +10,21 @@ from cudnn_fe.attention.block_sparse import (
 )
 from cudnn_fe.attention.block_sparse_fp8 import block_sparse_attention_fp8_forward
 from cudnn_fe.attention.csa_compressor import csa_compressor_backward, csa_compressor_forward
+from cudnn_fe.attention.dsa import (
+    dsa_compactify_forward,
+    dsa_dense_attn_score_forward,
+    dsa_dense_indexer_backward,
+    dsa_dense_indexer_score_forward,
+    dsa_indexer_backward,
+    dsa_indexer_forward,
+    dsa_indexer_fused_top_k_forward,
+    dsa_indexer_top_k_forward,
+    dsa_local_to_global_forward,
+    dsa_sparse_attention_backward,
+    dsa_sparse_attention_forward,
+    dsa_sparse_attn_score_forward,
+    dsa_sparse_indexer_score_forward,
+)
 from cudnn_fe.attention.flex import (
     MaskPlan,
     create_mask_plan,
@@ -18,6 +33,7 @@ from cudnn_fe.attention.flex import (
     flex_attention_forward,
     flex_attn_func,
 )
+from cudnn_fe.attention.hca import aligned_hca_backward
 from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
@@ -30,6 +46,7 @@ __all__ = [
     "CompactGqaBackward",
     "MaskPlan",
     "__version__",
+    "aligned_hca_backward",
     "block_sparse_attention_backward",
     "block_sparse_attention_forward",
     "block_sparse_attention_fp8_forward",
@@ -40,6 +57,19 @@ __all__ = [
     "create_mask_plan",
     "csa_compressor_backward",
     "csa_compressor_forward",
+    "dsa_compactify_forward",
+    "dsa_dense_attn_score_forward",
+    "dsa_dense_indexer_backward",
+    "dsa_dense_indexer_score_forward",
+    "dsa_indexer_backward",
+    "dsa_indexer_forward",
+    "dsa_indexer_fused_top_k_forward",
+    "dsa_indexer_top_k_forward",
+    "dsa_local_to_global_forward",
+    "dsa_sparse_attention_backward",
+    "dsa_sparse_attention_forward",
+    "dsa_sparse_attn_score_forward",
+    "dsa_sparse_indexer_score_forward",
     "flex_attention",
     "flex_attention_backward",
     "flex_attention_forward",

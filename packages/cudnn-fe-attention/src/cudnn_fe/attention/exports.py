@@ -13,6 +13,8 @@ _NSA = "cudnn_fe.attention.nsa"
 _CSA = "cudnn_fe.attention.csa_compressor"
 _SDPA = "cudnn_fe.attention.sdpa"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
+_DSA = "cudnn_fe.attention.dsa"
+_HCA = "cudnn_fe.attention.hca"
 
 FAMILY = Family(
     name="attention",
@@ -32,6 +34,20 @@ FAMILY = Family(
         f"{_FLEX}.op:FORWARD",
         f"{_FLEX}.op:BACKWARD",
         f"{_SDPA}.op:BACKWARD",
+        f"{_DSA}.indexer.op:FORWARD",
+        f"{_DSA}.indexer.op:TOP_K",
+        f"{_DSA}.top_k.op:FORWARD",
+        f"{_DSA}.indices.op:LOCAL_TO_GLOBAL",
+        f"{_DSA}.indices.op:COMPACTIFY",
+        f"{_DSA}.sparse_scores.op:INDEXER",
+        f"{_DSA}.sparse_scores.op:ATTENTION",
+        f"{_DSA}.dense_scores.op:INDEXER",
+        f"{_DSA}.dense_scores.op:ATTENTION",
+        f"{_DSA}.indexer_backward.op:SPARSE",
+        f"{_DSA}.indexer_backward.op:DENSE",
+        f"{_DSA}.sparse_attention.op:FORWARD",
+        f"{_DSA}.sparse_attention.op:BACKWARD",
+        f"{_HCA}.op:BACKWARD",
     ),
     exports={
         "BSA": f"{_NAMESPACES}:BSA",
@@ -48,6 +64,28 @@ FAMILY = Family(
         "flex_attention_forward": f"{_FLEX}:flex_attention_forward",
         "flex_attention_backward": f"{_FLEX}:flex_attention_backward",
         "flex_attn_func": f"{_FLEX}:flex_attn_func",
+        "DSA": f"{_NAMESPACES}:DSA",
+        **{
+            f"dsa_{name}": f"{_DSA}:dsa_{name}"
+            for name in (
+                "compactify_forward",
+                "dense_attn_score_forward",
+                "dense_indexer_backward",
+                "dense_indexer_score_forward",
+                "indexer_backward",
+                "indexer_forward",
+                "indexer_fused_top_k_forward",
+                "indexer_top_k_forward",
+                "local_to_global_forward",
+                "sparse_attention_backward",
+                "sparse_attention_forward",
+                "sparse_attn_score_forward",
+                "sparse_indexer_score_forward",
+            )
+        },
+        "AlignedHCABackward": f"{_HCA}.legacy:AlignedHCABackward",
+        "aligned_hca_backward": f"{_HCA}:aligned_hca_backward",
+        "aligned_hca_backward_wrapper": f"{_HCA}.legacy:aligned_hca_backward_wrapper",
         "NSA": f"{_NAMESPACES}:NSA",
         "CompactGqaBackward": f"{_SDPA}.compact_gqa:CompactGqaBackward",
         "compact_gqa_backward": f"{_SDPA}.compact_gqa:compact_gqa_backward",

@@ -103,6 +103,7 @@ class SdpaBwdDsl(OpClass, ABC):
     """
 
     op = BACKWARD
+    _counts = 12, 5
     _bind = staticmethod(partial(_bound, BACKWARD))
 
     def __init__(
@@ -176,8 +177,7 @@ class SdpaBackward(SdpaBwdDsl):
         scale = self._scalars[0] if scale_softmax is None else score_scale(q_tensor, scale_softmax)
         operands = q_tensor, k_tensor, v_tensor, o_tensor, do_tensor, stats_tensor
         inputs = (*operands, seq_q_lens, seq_kv_lens, sink_tensor, bias_tensor, None, None)
-        more = tuple(x for x in (dbias_tensor, dsink_tensor) if x is not None)
-        run(inputs, (dq_tensor, dk_tensor, dv_tensor, *more), (scale,), current_stream)
+        run(*inputs, dq_tensor, dk_tensor, dv_tensor, dbias_tensor, dsink_tensor, scale, current_stream)
 
 
 SdpaBwdDslSm120 = SdpaBwdDslSm107 = SdpaBwdDslSm100D256 = SdpaBackward

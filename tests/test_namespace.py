@@ -101,6 +101,7 @@ MODULE_PATHS = {
     "flex_attention": "FlexAttentionBwd FlexAttentionFwd create_mask_plan flex_attn_func",
     "hstu.hstu_attention": "hstu_attention_backward hstu_attention_forward",
     "native_sparse_attention": "NSA",
+    "sdpa.bwd": "CompactGqaBackward compact_gqa_backward",
 }
 
 

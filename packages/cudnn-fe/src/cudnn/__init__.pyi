@@ -13,6 +13,7 @@ from cudnn import native_sparse_attention as native_sparse_attention
 from cudnn import ops as ops
 from cudnn import rmsnorm_rht_amax as rmsnorm_rht_amax
 from cudnn import rope as rope
+from cudnn import sdpa as sdpa
 from cudnn._version import __version__ as __version__
 from cudnn_fe.attention.block_sparse import block_sparse_attention_backward as block_sparse_attention_backward
 from cudnn_fe.attention.block_sparse import block_sparse_attention_forward as block_sparse_attention_forward
@@ -58,6 +59,9 @@ from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward as nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward as nsa_sliding_window_attention_forward
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward as nsa_topk_reduction_forward
+from cudnn_fe.attention.sdpa import sdpa_backward as sdpa_backward
+from cudnn_fe.attention.sdpa.compact_gqa import CompactGqaBackward as CompactGqaBackward
+from cudnn_fe.attention.sdpa.compact_gqa import compact_gqa_backward as compact_gqa_backward
 from cudnn_fe.gemm.amax import gemm_amax_forward as gemm_amax_forward
 from cudnn_fe.gemm.amax import gemm_amax_jax_forward as gemm_amax_jax_forward
 from cudnn_fe.gemm.dsrelu import gemm_srelu_backward as gemm_srelu_backward

@@ -81,9 +81,7 @@ class IndexerForward(OpClass):
         seen = TensorSpec(wanted.shape, out.strides, out.dtype, out.device, out.alignment, "out")
         return problem, check_samples(problem, (seen,)), (float(given["sm_scale"]),)
 
-    def execute(  # type: ignore[override]
-        self, q: Any, k: Any, w: Any, out: Any, current_stream: Any = None
-    ) -> None:
+    def execute(self, q: Any, k: Any, w: Any, out: Any, current_stream: Any = None) -> None:
         """Write the scores into the first Sk columns of ``out``; those after them are not touched."""
         self._require_compiled()
         dsa_indexer_forward(
@@ -163,7 +161,7 @@ class DenseIndexerScoreRecompute(OpClass):
     def _bind(given: Mapping[str, Any]) -> Bound:  # type: ignore[override]
         return _bind_dense(INDEXER, "weights", "sm_scale", given)
 
-    def execute(  # type: ignore[override]
+    def execute(
         self,
         q: Any,
         k: Any,
@@ -225,7 +223,7 @@ class DenseAttnScoreRecompute(OpClass):
     def _bind(given: Mapping[str, Any]) -> Bound:  # type: ignore[override]
         return _bind_dense(ATTENTION, "lse", "softmax_scale", given)
 
-    def execute(  # type: ignore[override]
+    def execute(
         self,
         q: Any,
         k: Any,

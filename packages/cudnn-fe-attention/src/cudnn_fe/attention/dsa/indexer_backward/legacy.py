@@ -246,7 +246,7 @@ class IndexerBackward(OpClass):
         problem = SPARSE.bind(*inputs, loss, **options)
         return problem, check_samples(problem, (*gradients, None)), (float(given["sm_scale"]), 1.0)
 
-    def execute(  # type: ignore[override]
+    def execute(
         self,
         index_q: Any,
         weights: Any,
@@ -337,7 +337,7 @@ class DenseIndexerBackward(OpClass):
         )
         return problem, check_samples(problem, (*gradients, None)), (float(given["sm_scale"]), 1.0)
 
-    def execute(  # type: ignore[override]
+    def execute(
         self,
         index_q: Any,
         weights: Any,

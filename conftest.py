@@ -9,6 +9,8 @@ import pytest
 
 pytest_plugins = ["cudnn_fe_testkit.gpu"]
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of a GPU that torch needs too
+
 
 @pytest.hookimpl
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -23,7 +23,8 @@ part() { # part NAME SECONDS COMMAND...: its output goes to NAME.txt
 }
 
 part tests 420 "$python" -m pytest -q -m gpu -n "${WORKERS:-12}" -p no:cacheprovider packages
-part memcheck 90 compute-sanitizer --tool memcheck --error-exitcode 1 "$python" tools/small_case.py
+# Calls of the driver that fail are not reported: bindings probe for functions that this driver may lack.
+part memcheck 90 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 "$python" tools/small_case.py
 part host 60 "$python" tools/host_time.py --json "$out/host_time.json"
 part gemm 120 "$python" -m cudnn._cli bench matmul --rounds 9 --json "$out/h200_matmul.json"
 part swiglu 150 "$python" -m cudnn._cli bench gemm_swiglu_forward --rounds 9 --json "$out/h200_gemm_swiglu_forward.json"

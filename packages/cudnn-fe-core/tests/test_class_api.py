@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import pickle
+import weakref
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -224,14 +225,22 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     x, y = pair("torch")
     specs = [spec_of(x, "x_tensor"), spec_of(y, "y_tensor")]
     problem = TOY.bind(specs[0], None, y_dtype="float32")
-    monkeypatch.setattr(Problem, "device", "cuda:-1")  # the index that CPU tensors give
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
-    run = class_api._cuda_launch(TOY, problem, lambda *arguments: seen.append(arguments), specs, (True,))
-    return SimpleNamespace(run=run, seen=seen, x=x, y=y)
+    monkeypatch.setattr(Problem, "device", "cuda:-1")
+    monkeypatch.setattr("cudnn_fe.core.torch.current_device", lambda: -1)
+    refuse: list[Exception] = []
+
+    def compiled(*arguments: Any) -> None:
+        if refuse:
+            raise refuse[0]
+        seen.append(arguments)
+
+    launch = class_api._flat(class_api._cuda_launch(TOY, problem, compiled, specs, (True,)), 1, 1)
+    run = class_api._repeated(launch, compiled, specs, 1, -1)
+    return SimpleNamespace(run=run, seen=seen, refuse=refuse, x=x, y=y)
 
 
 def test_the_compiled_function_gets_inputs_outputs_scalars(launch: Any) -> None:
-    launch.run((launch.x,), (launch.y,), (2.0,), None)
+    launch.run(launch.x, launch.y, 2.0, None)
     (arguments,) = launch.seen
     assert arguments[0] is launch.x
     assert arguments[1] is launch.y
@@ -239,18 +248,49 @@ def test_the_compiled_function_gets_inputs_outputs_scalars(launch: Any) -> None:
 
 
 def test_arrays_known_by_dlpack_are_passed_without_a_copy(launch: Any) -> None:
-    launch.run((OnlyDLPack(launch.x),), (OnlyDLPack(launch.y),), (1.0,), None)
+    launch.run(OnlyDLPack(launch.x), OnlyDLPack(launch.y), 1.0, None)
     assert [tensor.data_ptr() for tensor in launch.seen[0][:2]] == [launch.x.data_ptr(), launch.y.data_ptr()]
 
 
 def test_a_launch_refuses_other_shapes_alignments_and_overlaps(launch: Any) -> None:
     with pytest.raises(ShapeError, match=r"^x_tensor: got shape \(3, 8\)"):
-        launch.run((launch.x[:3],), (launch.y,), (1.0,), None)
+        launch.run(launch.x[:3], launch.y, 1.0, None)
     with pytest.raises(AlignmentError, match=r"^x_tensor: got a pointer aligned to 4 bytes, wanted 16 bytes"):
-        launch.run((torch.zeros(40)[1:33].view(4, 8),), (launch.y,), (1.0,), None)
+        launch.run(torch.zeros(40)[1:33].view(4, 8), launch.y, 1.0, None)
     with pytest.raises(AliasError, match=r"^y_tensor: got bytes that overlap"):
-        launch.run((launch.x,), (launch.x,), (1.0,), None)
+        launch.run(launch.x, launch.x, 1.0, None)
     assert launch.seen == []
+
+
+def test_a_launch_names_the_operand_that_compiled_code_refuses(launch: Any) -> None:
+    launch.run(launch.x, launch.y, 1.0, None)
+    half = launch.x.view(torch.float16)[:, :8].as_strided((4, 8), (8, 1))  # same memory, shape and strides
+    launch.seen.clear()
+    launch.refuse.append(ValueError("argument #0: another type"))
+    with pytest.raises(ShapeError, match=r"^x_tensor: got shape .* float16 on cpu, wanted .* float32"):
+        launch.run(half, launch.y, 1.0, None)
+    with pytest.raises(ValueError, match="another type"):  # not about the operands
+        launch.run(launch.x, launch.y, 1.0, None)
+    assert launch.seen == []
+
+
+def test_a_tensor_of_the_last_call_is_checked_again_when_its_layout_changed(launch: Any) -> None:
+    for _ in range(2):
+        launch.run(launch.x, launch.y, 1.0, None)
+    launch.x.transpose_(0, 1)
+    with pytest.raises(ShapeError, match=r"^x_tensor: got shape \(8, 4\), strides \(1, 8\)"):
+        launch.run(launch.x, launch.y, 1.0, None)
+    assert len(launch.seen) == 2
+
+
+def test_launches_keep_no_tensor_alive(launch: Any) -> None:
+    x = launch.x.clone()
+    for _ in range(2):
+        launch.run(x, launch.y, 1.0, None)
+    launch.seen.clear()
+    gone = weakref.ref(x)
+    del x
+    assert gone() is None
 
 
 def test_a_stream_is_current_during_the_launch(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +308,7 @@ def test_a_stream_is_current_during_the_launch(launch: Any, monkeypatch: pytest.
 
     monkeypatch.setattr(torch.cuda, "stream", Current)
     monkeypatch.setattr(class_api, "torch_stream", lambda stream, index: (stream, index))
-    launch.run((launch.x,), (launch.y,), (1.0,), 7)
+    launch.run(launch.x, launch.y, 1.0, 7)
     assert entered == [(7, -1), None]
     assert len(launch.seen) == 1
 

@@ -168,11 +168,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[CudnnFeError], type[Exception], s
         RuntimeError,
         r"sm90: the operands are on the CPU.*backend=\"reference\"",
     ),
-    "block-scaled": (
+    "scales of one operand alone": (
         lambda: gemm_swiglu_forward(array(4, 8, 1), array(64, 8, 1), sfa_tensor=array(1)),
-        NotYetSupportedError,
-        NotImplementedError,
-        r"sfa_tensor: got scale factors \(block-scaled mode\)",
+        OptionError,
+        ValueError,
+        r"sfb_tensor: got None, wanted scale factors of both operands",
     ),
     "torch operand to the JAX entry": (
         lambda: gemm_swiglu_jax_forward(torch.zeros(4, 8, 1), torch.zeros(64, 8, 1)),

@@ -112,9 +112,12 @@ def test_long_sums_keep_their_digits(kind: str) -> None:
         return rel_rms(out, torch.einsum("mkl,nkl->mnl", a[:, :k].double(), b[:, :k].double()))
 
     for backend in ("auto", "portable"):
-        # What the FP8 units cut off 32 products and their sum between promotions is there at K = 128 already; beyond
-        # it float32 sums of K / 128 parts lose at most half a unit each.
-        assert error(32768, backend) <= 1.1 * error(128, backend) + 32768 / 128 * 2.0**-24, backend
+        # What one sum of 128 products loses is there at K = 128 already. Beyond it, FP8 adds K / 128 such sums in
+        # float32, each rounded to half a unit; other products meet the running sum 16 at a time in the tensor core,
+        # which cuts off up to a unit of float32.
+        promoted = backend == "auto" and kind.startswith("float8")
+        lost = 32768 / 128 * 2.0**-24 if promoted else 32768 / 16 * 2.0**-23
+        assert error(32768, backend) <= 1.1 * error(128, backend) + lost, backend
         assert error(32768, backend) <= 2.0**-10, backend
 
 

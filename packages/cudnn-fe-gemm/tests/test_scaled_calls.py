@@ -18,7 +18,14 @@ import cudnn_fe.gemm
 from cudnn_fe.core.block_scale import atom_view
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.device import Device
-from cudnn_fe.core.errors import DTypeError, NotCompiledError, OptionError, ShapeError, StrideError
+from cudnn_fe.core.errors import (
+    DTypeError,
+    NotCompiledError,
+    NotYetSupportedError,
+    OptionError,
+    ShapeError,
+    StrideError,
+)
 from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.gemm import legacy_scaled as legacy
 from cudnn_fe.gemm.amax.op import AMAX
@@ -87,6 +94,48 @@ def test_torch_compile_sees_the_ops(cases: Cases) -> None:
 
     compiled = torch.compile(run, backend="eager", fullgraph=True)
     assert torch.equal(compiled(*operands, prob), run(*operands, prob))
+
+
+@pytest.mark.parametrize("kind", ["mxfp8_e4m3", "nvfp4"])
+def test_gradient_of_the_row_factors(cases: Cases, kind: str) -> None:
+    case = cases[kind, L]
+    options: dict[str, Any] = {"sf_vec_size": case.format.block, "alpha": 0.5, "d_dtype": "float32"}
+    operands, upstream = case.operands("torch"), torch.from_numpy(case.upstream)
+    explicit = gemm.gemm_srelu_backward(*operands[:2], upstream, *operands[2:], torch.from_numpy(case.prob), **options)[
+        "dprob_tensor"
+    ]
+    r = np.maximum(0.5 * case.s, 0)
+    assert np.allclose(explicit, (r * r * case.upstream).sum(1, keepdims=True), rtol=1e-4, atol=1e-3)
+    prob = torch.tensor(case.prob, requires_grad=True)
+    out = gemm.gemm_srelu_forward(*operands, prob, **options)
+    (through,) = torch.autograd.grad((out["d_tensor"] * upstream).sum(), prob)
+    assert torch.equal(through, explicit)
+    again = gemm.gemm_srelu_forward(*operands, prob, **options)
+    (through,) = torch.autograd.grad(again["c_tensor"].float().sum() + again["d_tensor"].sum(), prob)
+    assert torch.allclose(through, torch.from_numpy((r * r).sum(1, keepdims=True)).float(), rtol=1e-4)
+
+    def run(p: Any) -> Any:
+        return (gemm.gemm_srelu_forward(*operands, p, **options)["d_tensor"] * upstream).sum()
+
+    assert torch.equal(torch.func.grad(run)(prob.detach()), explicit)
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    (through,) = torch.autograd.grad(compiled(prob), prob)
+    assert torch.equal(through, explicit)
+
+
+def test_gradient_under_jax(cases: Cases) -> None:
+    case = cases["mxfp8_e4m3", 1]
+    operands, upstream = case.operands("jax"), jnp.asarray(case.upstream)
+
+    def loss(prob: Any, *xs: Any) -> Any:
+        _, d = gemm.gemm_srelu_jax_forward(*xs, prob, d_dtype="float32", sf_vec_size=32)
+        return (d * upstream).sum()
+
+    got = jax.jit(jax.grad(loss))(jnp.asarray(case.prob), *operands)
+    r = np.maximum(case.s, 0)
+    assert np.allclose(got, (r * r * case.upstream).sum(1, keepdims=True), rtol=1e-4, atol=1e-3)
+    with pytest.raises(NotYetSupportedError, match="call gemm_srelu_backward"):
+        jax.grad(loss, argnums=1)(jnp.asarray(case.prob), *operands)
 
 
 @pytest.mark.parametrize("atom", [True, False])

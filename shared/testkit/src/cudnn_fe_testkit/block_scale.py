@@ -116,7 +116,8 @@ def quantize_block(x: list[float], name: str, recipe: str, norm: float) -> tuple
     quotient = fl(Fraction(1, limit))
     if recipe == "converter":
         x, norm = [times(value, norm) for value in x], 1.0
-    a = math.nan if any(math.isnan(v) for v in x) else max(abs(v) for v in x)
+    numbers = [abs(v) for v in x if not math.isnan(v)]
+    a = max(numbers) if len(numbers) == len(x) or (recipe == "power_of_two" and numbers) else math.nan
     if recipe == "epilogue_columns":
         code = encode(times(a, times(quotient, norm)), scale)
         multiplier = times(norm, smaller(reciprocal(decode(code, scale)), largest))
@@ -168,6 +169,7 @@ def _blocks(size: int) -> Iterator[tuple[str, list[float]]]:
     yield "infinity", filled(INF, -INF, 1.0, 2.0**127)
     yield "NaN", filled(1.0, math.nan, -2.0)
     yield "NaN and infinity", filled(INF, math.nan)
+    yield "NaN alone", [math.nan] * size
     yield "one tiny value", filled(2.0**-140)
     yield "wide range", [fl((-1) ** i * 2.0 ** (-3 * i)) for i in range(size)]
 

@@ -21,7 +21,7 @@ KINDS = {**BLOCK_FORMATS, "fp4_e8m0_16": block_format("uint8", "int8", 16)}
 class Case:
     """Operands as NumPy bytes, and their values."""
 
-    def __init__(self, kind: str, k: int = K, batch: int = L, seed: int = 0) -> None:
+    def __init__(self, kind: str, k: int = K, batch: int = L, seed: int = 0, n: int = N) -> None:
         self.format: BlockFormat = KINDS[kind]
         self.fp4 = self.format.element.bits == 4
         rng = np.random.default_rng(seed)
@@ -31,12 +31,12 @@ class Case:
         self.prob: Any
         self.upstream: Any
         self.a, self.sfa, self.wide_a = self._operand(rng, M, k)
-        self.b, self.sfb, self.wide_b = self._operand(rng, N, k)
+        self.b, self.sfb, self.wide_b = self._operand(rng, n, k)
         self.s = np.einsum("mkl,nkl->mnl", self.wide_a, self.wide_b)
         # A float32 sum of k terms errs by at most k units of the sum of magnitudes.
         self.bound = k * 2.0**-24 * np.einsum("mkl,nkl->mnl", np.abs(self.wide_a), np.abs(self.wide_b))
         self.prob = rng.uniform(-1, 1, (M, 1, batch)).astype(np.float32)
-        self.upstream = rng.standard_normal((batch, M, N)).astype(np.float32).transpose(1, 2, 0)
+        self.upstream = rng.standard_normal((batch, M, n)).astype(np.float32).transpose(1, 2, 0)
 
     def _operand(self, rng: Any, rows: int, k: int) -> tuple[Any, Any, Any]:
         x = rng.standard_normal((rows, k, self.batch)).astype(np.float32)

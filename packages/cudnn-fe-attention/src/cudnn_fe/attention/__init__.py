@@ -10,6 +10,14 @@ from cudnn_fe.attention.block_sparse import (
 )
 from cudnn_fe.attention.block_sparse_fp8 import block_sparse_attention_fp8_forward
 from cudnn_fe.attention.csa_compressor import csa_compressor_backward, csa_compressor_forward
+from cudnn_fe.attention.flex import (
+    MaskPlan,
+    create_mask_plan,
+    flex_attention,
+    flex_attention_backward,
+    flex_attention_forward,
+    flex_attn_func,
+)
 from cudnn_fe.attention.dsa import (
     dsa_compactify_forward,
     dsa_dense_attn_score_forward,
@@ -33,6 +41,7 @@ from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_f
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward
 
 __all__ = [
+    "MaskPlan",
     "__version__",
     "aligned_hca_backward",
     "block_sparse_attention_backward",
@@ -41,8 +50,13 @@ __all__ = [
     "block_sparse_attention_jax",
     "block_sparse_attention_jax_backward",
     "block_sparse_attention_jax_forward",
+    "create_mask_plan",
     "csa_compressor_backward",
     "csa_compressor_forward",
+    "flex_attention",
+    "flex_attention_backward",
+    "flex_attention_forward",
+    "flex_attn_func",
     "dsa_compactify_forward",
     "dsa_dense_attn_score_forward",
     "dsa_dense_indexer_backward",

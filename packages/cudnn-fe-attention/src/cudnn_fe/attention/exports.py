@@ -7,6 +7,7 @@ from cudnn_fe.core.registry import Family
 __all__ = ["FAMILY"]
 
 _BSA = "cudnn_fe.attention.block_sparse"
+_FLEX = "cudnn_fe.attention.flex"
 _HSTU = "cudnn_fe.attention.hstu"
 _NSA = "cudnn_fe.attention.nsa"
 _CSA = "cudnn_fe.attention.csa_compressor"
@@ -29,6 +30,8 @@ FAMILY = Family(
         f"{_HSTU}.op:BACKWARD",
         f"{_CSA}.op:FORWARD",
         f"{_CSA}.op:BACKWARD",
+        f"{_FLEX}.op:FORWARD",
+        f"{_FLEX}.op:BACKWARD",
         f"{_DSA}.indexer.op:FORWARD",
         f"{_DSA}.indexer.op:TOP_K",
         f"{_DSA}.top_k.op:FORWARD",
@@ -53,6 +56,12 @@ FAMILY = Family(
         "csa_compressor_backward": f"{_CSA}:csa_compressor_backward",
         "csa_compressor_forward_wrapper": f"{_CSA}.legacy:csa_compressor_forward_wrapper",
         "csa_compressor_backward_wrapper": f"{_CSA}.legacy:csa_compressor_backward_wrapper",
+        "FlexAttentionFwd": f"{_FLEX}.legacy:FlexAttentionFwd",
+        "FlexAttentionBwd": f"{_FLEX}.legacy:FlexAttentionBwd",
+        "create_mask_plan": f"{_FLEX}:create_mask_plan",
+        "flex_attention_forward": f"{_FLEX}:flex_attention_forward",
+        "flex_attention_backward": f"{_FLEX}:flex_attention_backward",
+        "flex_attn_func": f"{_FLEX}:flex_attn_func",
         "DSA": f"{_NAMESPACES}:DSA",
         **{
             f"dsa_{name}": f"{_DSA}:dsa_{name}"
@@ -88,6 +97,7 @@ FAMILY = Family(
         "block_sparse_attention_jax": f"{_BSA}:block_sparse_attention_jax",
         "block_sparse_attention_jax_forward": f"{_BSA}:block_sparse_attention_jax_forward",
         "block_sparse_attention_jax_backward": f"{_BSA}:block_sparse_attention_jax_backward",
+        "jax.block_sparse_attention": f"{_BSA}:block_sparse_attention_jax",
         "ops.block_sparse_attention_forward": f"{_BSA}:block_sparse_attention_forward",
         "ops.block_sparse_attention_backward": f"{_BSA}:block_sparse_attention_backward",
         "ops.block_sparse_attention_fp8_forward": f"{_BSA}_fp8:block_sparse_attention_fp8_forward",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.dtypes import DType, dtype
-from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, ShapeError
+from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, OptionTypeError, ShapeError
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.op import Problem
 from cudnn_fe.core.require import require_dtype, require_rows, require_same_device
@@ -131,9 +131,9 @@ def _copy(buffer: Any, result: Any, stream: Any) -> None:
 
 
 def require_flag(value: Any, name: str) -> None:
-    """Raises OptionError unless ``value`` is a bool."""
+    """Raises OptionTypeError unless ``value`` is a bool."""
     if not isinstance(value, bool):
-        raise OptionError(name, got=repr(value), wanted="True or False", remedy="pass a Python bool")
+        raise OptionTypeError(name, got=repr(value), wanted="True or False", remedy="pass a Python bool")
 
 
 def check_samples(problem: Problem, samples: tuple[TensorSpec | None, ...]) -> tuple[TensorSpec | None, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudnn_fe.core.call import call
@@ -37,9 +39,12 @@ class OpClass:
         op: The operation.
     """
 
-    op: ClassVar[Op]
+    op: Op
+    _modes: ClassVar[tuple[Op, ...]] = ()
     _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]]
+    _counts: ClassVar[tuple[int, int]]  # of the tensors that `execute` takes: inputs, outputs
     _free: ClassVar[Mapping[str, tuple[int, ...]] | None] = None
+    _arrange: ClassVar[Callable[..., Any] | None] = None
 
     if TYPE_CHECKING:  # the subclasses' signatures are made at run time
 
@@ -48,6 +53,7 @@ class OpClass:
     def _set_up(self, arguments: Mapping[str, Any]) -> None:
         announce_experimental(type(self).__name__)
         self._arguments: Mapping[str, Any] | None = arguments
+        self._options = {name: value for name, value in arguments.items() if not name.startswith("sample_")}
         self._problem: Problem | None = None
         self._outputs: tuple[TensorSpec | None, ...] = ()
         self._scalars: tuple[float, ...] = ()
@@ -66,6 +72,7 @@ class OpClass:
         if self._problem is None:
             assert self._arguments is not None
             problem, outputs, scalars = type(self)._bind(self._arguments)
+            self.op = next((op for op in self._modes if isinstance(problem, op.problem)), self.op)
             if problem.device == "meta":  # metadata alone: the tensors will be where kernels run
                 place = "cuda:0" if cuda_device_count() else "cpu"
                 moved = (spec and replace(spec, device=place) for spec in outputs)
@@ -84,16 +91,22 @@ class OpClass:
         assert self._problem is not None
         specs = [spec for spec in (*self._problem.inputs, *self._outputs) if spec is not None]
         wanted = tuple(spec is not None for spec in self._outputs)
+        function = None
         if self._free is not None:
-            self._run = _free_launch(self.op, self._problem, specs, self._free)
+            launch = _free_launch(self.op, self._problem, self._outputs, self._free)
         elif self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
-            function = None
             if choice.kernel is not None:
                 function = compiled(choice.kernel.module, choice.spec, device(self._problem.device).arch)
-            self._run = _cuda_launch(self.op, self._problem, function, specs, wanted)
+            launch = _cuda_launch(self.op, self._problem, function, specs, wanted)
         else:
-            self._run = _reference_launch(self.op, self._problem, specs, wanted)
+            launch = _reference_launch(self.op, self._problem, specs, wanted)
+        arrange = type(self)._arrange
+        self._run = _flat(launch, *self._counts, arrange and partial(arrange, self._options))
+        operands = (*self._problem.inputs, *self._outputs)
+        if function is not None and len(operands) == sum(self._counts):
+            index = int(self._problem.device.partition(":")[2])
+            self._run = _repeated(self._run, function, operands, len(self._scalars), index)
         self._arguments = None
 
     @property
@@ -191,46 +204,37 @@ def _present(inputs: tuple[Any, ...], specs: list[TensorSpec], outputs: tuple[An
 def _cuda_launch(
     op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec], wanted: tuple[bool, ...]
 ) -> Launch:
-    """Launch on torch tensors, or on anything else with DLPack, after cheap checks against the samples."""
+    """Launch on torch tensors, or on anything else with DLPack, after checks against the samples."""
     import torch  # TVM-FFI takes its stream from torch
 
     index = int(problem.device.partition(":")[2])
-    expected = [(spec, torch.Size(spec.shape), spec.strides, getattr(torch, spec.dtype.torch)) for spec in specs]
-    checked: set[tuple[int, ...]] = set()
     input_count = len([spec for spec in problem.inputs if spec is not None])
+    checked: set[tuple[Any, ...]] = set()
 
     def check(tensors: tuple[Any, ...]) -> None:
-        for tensor, (spec, shape, strides, kind) in zip(tensors, expected, strict=True):
-            if tensor.get_device() != index or tensor.shape != shape or tensor.dtype is not kind:
+        for tensor, spec in zip(tensors, specs, strict=True):
+            if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
                 raise _mismatch(tensor, spec)
-            if tensor.stride() != strides and spec_of(tensor, spec.name).strides != strides:
-                raise _mismatch(tensor, spec)
-        pointers = tuple([tensor.data_ptr() for tensor in tensors])
-        if pointers not in checked:
-            _check_alignment(tensors, specs)
-            _check_overlap(tensors, specs, input_count)
-            if len(checked) >= 1024:
-                checked.clear()
-            checked.add(pointers)
+        _check_alignment(tensors, specs)
+        _check_overlap(tensors, specs, input_count)
 
     def start(tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> None:
         if function is None:
             _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars, wanted)
-        elif torch.cuda.current_device() == index:
+            return
+        with torch.cuda.device(index):
             function(*tensors, *scalars)
-        else:
-            with torch.cuda.device(index):
-                function(*tensors, *scalars)
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
-        tensors = inputs + outputs
-        if len(tensors) != len(specs):
-            tensors = _present(inputs, specs, outputs)
-        try:
+        tensors = _present(inputs, specs, outputs)
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):  # seen through DLPack, without a copy
+            tensors = tuple([t if isinstance(t, torch.Tensor) else torch.from_dlpack(t) for t in tensors])
+        key = tuple([(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors])
+        if key not in checked:
             check(tensors)
-        except AttributeError:  # not torch's: seen through DLPack, without a copy
-            tensors = tuple(torch.from_dlpack(tensor) for tensor in tensors)
-            check(tensors)
+            if len(checked) >= 1024:
+                checked.clear()
+            checked.add(key)
         if stream is None:
             start(tensors, scalars)
         else:
@@ -240,8 +244,66 @@ def _cuda_launch(
     return launch
 
 
-def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mapping[str, tuple[int, ...]]) -> Launch:
+def _flat(launch: Launch, input_count: int, output_count: int, arrange: Callable[..., Any] | None = None) -> Launch:
+    """A launch that takes inputs, outputs, scalars and the stream one after the other, in the forms of ``execute``."""
+    tensor_count = input_count + output_count
+
+    def run(*arguments: Any, **more: Any) -> None:
+        inputs, outputs = arguments[:input_count], arguments[input_count:tensor_count]
+        if arrange is not None:
+            inputs, outputs = arrange(inputs, outputs)
+        launch(inputs, outputs, arguments[tensor_count:-1], arguments[-1], **more)
+
+    return run
+
+
+def _repeated(launch: Launch, function: Launch, specs: Sequence[TensorSpec | None], scalars: int, index: int) -> Launch:
+    """``launch``, with a short way for the tensors of the last call, where their layout is still the samples'.
+
+    The short way is made as text: loops over the tensors would double what it costs. It asks torch for shape and
+    strides in one step, at a third of reading both through Python. Whatever it finds amiss, ``launch`` explains.
+    """
+    import torch
+
+    from cudnn_fe.core.torch import current_device
+
+    scope: dict[str, Any] = {"function": function, "launch": launch, "current_device": current_device}
+    scope["agrees"] = torch._C._dynamo.guards.assert_size_stride
+    names = [f"t{i}" for i in range(len(specs))]
+    there = [(name, spec) for name, spec in zip(names, specs, strict=True) if spec is not None]
+    for name, spec in there:
+        scope |= {f"shape_{name}": spec.shape, f"strides_{name}": spec.strides, f"last_{name}": lambda: None}
+
+    def remember(*tensors: Any) -> None:
+        for name, tensor in zip(names, tensors, strict=True):
+            if isinstance(tensor, torch.Tensor):
+                scope[f"last_{name}"] = weakref.ref(tensor)  # an id alone may pass to another tensor
+
+    scope["remember"] = remember
+    known = [f"last_{n}() is {n}" if spec is not None else f"{n} is None" for n, spec in zip(names, specs, strict=True)]
+    numbers = [f"x{i}" for i in range(scalars)]
+    lines = [
+        f"def run({', '.join((*names, *numbers, 'stream'))}):",
+        "    try:",
+        *[f"        agrees({name}, shape_{name}, strides_{name})" for name, _ in there],
+        f"        if stream is None and {' and '.join(known)} and current_device() == {index}:",
+        f"            function({', '.join((*[name for name, _ in there], *numbers))})",
+        "            return",
+        "    except Exception:",
+        "        pass",
+        f"    launch({', '.join((*names, *numbers, 'stream'))})",
+        f"    remember({', '.join(names)})",
+    ]
+    exec("\n".join(lines), scope)
+    run: Launch = scope["run"]
+    return run
+
+
+def _free_launch(
+    op: Op, problem: Problem, results: tuple[TensorSpec | None, ...], free: Mapping[str, tuple[int, ...]]
+) -> Launch:
     """Launch on tensors that may differ from the samples in some extents: a plan per set of extents, found by them."""
+    specs = [spec for spec in (*problem.inputs, *results) if spec is not None]
     if problem.device.startswith("cuda"):
         choice = choose(op, problem)
         if choice.kernel is not None:
@@ -259,12 +321,16 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
         stream: Any,
         workspace: Any = None,
     ) -> None:
-        tensors = inputs + outputs
-        shapes = tuple([tuple(tensor.shape) for tensor in tensors if hasattr(tensor, "shape")])
+        outputs = tuple([None if spec is None else tensor for spec, tensor in zip(results, outputs, strict=True)])
+        _require_same_presence(op.problem.operands, problem.inputs, inputs)
+        _require_same_presence(op.results, results, outputs)
+        tensors = tuple([tensor for tensor in inputs + outputs if tensor is not None])
+        shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors if hasattr(tensor, "dtype")])
         if shapes not in seen:
             for tensor, spec, extents in zip(tensors, specs, fixed, strict=True):
-                shape = spec_of(tensor, spec.name).shape
-                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents):
+                found = spec_of(tensor, spec.name)
+                shape = found.shape
+                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents) or found.dtype != spec.dtype:
                     raise _mismatch(tensor, spec)
             seen.add(shapes)
         for tensor, spec in zip(tensors, specs, strict=True):
@@ -280,6 +346,18 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
         torch_op(op).eager(inputs, options, scalars, None, stream, outputs, workspace)
 
     return launch
+
+
+def _require_same_presence(names: Sequence[str], specs: Sequence[TensorSpec | None], tensors: Sequence[Any]) -> None:
+    """Raises OptionError where a tensor has no sample or a sample no tensor; a result without a sample is ignored."""
+    for name, spec, tensor in zip(names, specs, tensors, strict=False):
+        if (spec is None) != (tensor is None):
+            raise OptionError(
+                name if spec is None else spec.name,
+                got="None" if tensor is None else "a tensor",
+                wanted="None, as the sample was" if spec is None else "a tensor, as there was a sample",
+                remedy="pass the tensors that had samples, and no others",
+            )
 
 
 def _needs_gradient(name: str) -> Exception:

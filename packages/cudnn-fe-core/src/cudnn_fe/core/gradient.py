@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,12 @@ class Gradient:
         more = (options,) if self.with_options else ()
         return self.backward(saved, cotangents, scalars, needed, backend, *more)
 
-    def check(self, dtypes: tuple[Any, ...]) -> None:
-        """Raises NotYetSupportedError for FP8 operands: a gradient has its operand's type, and FP8 would ruin it."""
+    def check(self, dtypes: Iterable[Any]) -> None:
+        """Raises NotYetSupportedError for FP8 operands: a gradient has its operand's type, and FP8 would ruin it.
+
+        Args:
+            dtypes: Types of the operands that need a gradient.
+        """
         for given in dtypes:
             if dtype(given).is_fp8:
                 raise NotYetSupportedError(

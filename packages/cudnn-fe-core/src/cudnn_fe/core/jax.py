@@ -27,7 +27,7 @@ from cudnn_fe.core.op import Op, Problem, resolve
 from cudnn_fe.core.tensor import TRACED, TensorSpec
 from cudnn_fe.core.tuple_dict import TupleDict
 
-__all__ = ["as_jax", "call_jax"]
+__all__ = ["as_jax", "call_jax", "jax_arrays"]
 
 jax.tree_util.register_pytree_with_keys(
     TupleDict,
@@ -78,6 +78,11 @@ def as_jax(name: str, array: Any) -> jax.Array:
             name, got=f"{type(array).__qualname__}", wanted="a JAX or NumPy array", remedy="use jax.dlpack.from_dlpack"
         )
     return jnp.asarray(array)
+
+
+def jax_arrays(**arrays: Any) -> dict[str, Any]:
+    """`as_jax` of arrays by the names of a function's parameters; those that are None are left out."""
+    return {name: as_jax(name, array) for name, array in arrays.items() if array is not None}
 
 
 def _forward(op: Op, operands: Arrays, options: Options, scalars: tuple[float, ...], backend: str | None) -> Arrays:
@@ -211,7 +216,7 @@ def _differentiable(op: Op, options: Options, scalars: tuple[float, ...], backen
 
     def forward(*operands: Any) -> tuple[Arrays, Arrays]:
         values = tuple(None if operand is None else operand.value for operand in operands)
-        rule.check(tuple(x.dtype for x in values if x is not None))
+        rule.check(operand.value.dtype for operand in operands if operand is not None and operand.perturbed)
         outputs = _forward(op, values, options, scalars, backend)
         return outputs, rule.save(values, outputs)
 

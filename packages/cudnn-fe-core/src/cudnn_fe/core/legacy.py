@@ -17,9 +17,12 @@ from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.core.tuple_dict import TupleDict
 
-__all__ = ["LegacyClass", "LegacyFunction", "make_class", "make_function"]
+__all__ = ["LegacyClass", "LegacyFunction", "make_alias", "make_class", "make_function"]
 
+_NEW = frozenset({"backend", "outs"})  # parameters that the old functions do not have
 Bind = Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]
+Tensors = tuple[Any, ...]
+Arrange = Callable[[Mapping[str, Any], Tensors, Tensors], tuple[Tensors, Tensors]]
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,13 @@ class LegacyClass:
         scalars: Its parameters that are numbers; None there means the constructor's value. Empty: the constructor's.
         absent: Its parameters that must be None in the modes served.
         bind: From the constructor's arguments to the problem, the outputs' specs and the scalars.
+        arrange: From the constructor's options and execute's inputs and outputs to those in the forms of the problem.
         free: Dims that may differ from the samples' at each `execute`, by operand or output of the problem; None: none.
         returns: Its parameters that `execute` returns, as a mapping, ``"key=parameter"`` where the names differ.
         bare: Whether the one returned is returned itself.
         scratch_bytes: Bytes of the workspace that the documentation asks for; gives ``scratch_workspace_bytes``.
         methods: Further methods, by name.
+        modes: Further ops that the class may stand for: the one whose problem `bind` returns.
     """
 
     name: str
@@ -67,11 +72,13 @@ class LegacyClass:
     scalars: tuple[str, ...]
     absent: tuple[str, ...]
     bind: Bind
+    arrange: Arrange | None = None
     free: Mapping[str, tuple[int, ...]] | None = None
     returns: tuple[str, ...] = ()
     bare: bool = False
     scratch_bytes: Callable[[Any], int] | None = None
     methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    modes: tuple[Op, ...] = ()
 
 
 def _names(parameters: str) -> list[str]:
@@ -102,6 +109,13 @@ def make_function(row: LegacyFunction, module: str) -> Callable[..., Any]:
     return function
 
 
+def make_alias(name: str, target: Callable[..., Any], module: str) -> Callable[..., Any]:
+    """``target``, whose parameters but for ``backend`` and ``outs`` are the old signature, under its old name."""
+    kept = [p.replace(annotation=p.empty) for p in inspect.signature(target).parameters.values() if p.name not in _NEW]
+    text = str(inspect.Signature(kept))[1:-1]
+    return make_function(LegacyFunction(name, target, text), module)
+
+
 def make_class(row: LegacyClass, module: str) -> type[OpClass]:
     """The class of a row; ``module`` becomes its ``__module__``."""
     collected = ", ".join(f"{name!r}: {name}" for name in _names(row.parameters))
@@ -113,22 +127,18 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
         "Record the samples' metadata and the options; nothing is compiled or launched.",
     )
 
-    def tuple_of(names: list[str]) -> str:
-        return "(" + "".join(f"{name}, " for name in names) + ")"
-
     scalars = [f"self._scalars[{i}] if {name} is None else {name}" for i, name in enumerate(row.scalars)]
-    numbers = tuple_of(scalars) if scalars else "self._scalars"
     stream = next(name for name in ("current_stream", "stream") if name in _names(row.execute))
     lines = [f"def execute(self, {row.execute}):"]
     if row.absent:
         lines.append(f"    if not ({' is '.join((*row.absent, 'None'))}):")
         lines.append(f"        _refuse({{{', '.join(f'{name!r}: {name}' for name in row.absent)}}})")
     lines.append("    run = self._run or self._require_compiled()")
-    given = f"{tuple_of(list(row.inputs))}, {tuple_of(list(row.outputs))}, {numbers}, {stream}"
+    given = ", ".join((*row.inputs, *row.outputs, *(scalars or ["*self._scalars"]), stream))
     if "workspace" in _names(row.execute):
         lines.append("    self._check_workspace(workspace)")
         if row.free is not None:
-            given += ", workspace"
+            given += ", workspace=workspace"
     lines.append(f"    run({given})")
     if row.returns:
         pairs = ", ".join(name if "=" in name else f"{name}={name}" for name in row.returns)
@@ -144,8 +154,11 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
     execute.__qualname__ = f"{row.name}.execute"
     body = {
         "op": row.op,
+        "_modes": row.modes,
         "_bind": staticmethod(row.bind),
+        "_counts": (len(row.inputs), len(row.outputs)),
         "_free": row.free,
+        "_arrange": row.arrange and staticmethod(row.arrange),
         "__init__": init,
         "execute": execute,
         "__module__": module,

@@ -47,7 +47,7 @@ class Problem(ABC):
     kept: ClassVar[frozenset[str]] = frozenset()  # those whose float32 torch's autocast must not round
     output_count: ClassVar[int] = 1  # 0 where it depends on the options
     in_place: ClassVar[Mapping[int, str]] = {}  # result to the operand that it may share its memory with
-    # Outputs, by position, that the class API folds into what their buffers hold instead of overwriting it.
+    # Outputs, by position, that are folded into what a caller's buffer holds instead of overwriting it.
     accumulates: ClassVar[Mapping[int, Literal["sum", "maximum"]]] = {}
 
     @classmethod
@@ -78,6 +78,11 @@ class Problem(ABC):
     def batched(self, size: int) -> Self | None:
         """The problem of ``size`` independent calls stacked outermost, or None where the op has no batch dim to use."""
         return None
+
+    def written(self, xp: Any, operands: tuple[Any, ...]) -> Mapping[int, Any]:
+        """Masks of where results lie, by position, where not everywhere; a caller's buffer keeps the rest."""
+        del xp, operands
+        return {}
 
     def check_output(self, position: int, given: TensorSpec) -> None:
         """Raises unless a caller's buffer may hold result ``position``: one like its spec, here."""

@@ -23,7 +23,7 @@ def differentiable(
 ) -> tuple[torch.Tensor, ...]:
     """Run an op that has a derivative rule, recording it."""
     assert runner.gradient is not None
-    runner.gradient.check(tuple(t.dtype for t in operands if t is not None))
+    runner.gradient.check(t.dtype for t in operands if t is not None and t.requires_grad)
     return tuple(_Differentiable.apply(runner, options, scalars, backend, stream, *operands))
 
 
@@ -32,7 +32,7 @@ def transformed(
 ) -> tuple[torch.Tensor, ...]:
     """`differentiable` inside torch.func's transforms, which want forward and bookkeeping apart."""
     assert runner.gradient is not None
-    runner.gradient.check(tuple(t.dtype for t in operands if t is not None))
+    runner.gradient.check(t.dtype for t in operands if t is not None and t.requires_grad)
     return tuple(_Transformed.apply(runner, options, scalars, backend, *operands))
 
 

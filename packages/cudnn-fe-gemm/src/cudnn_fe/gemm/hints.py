@@ -21,8 +21,11 @@ def _pair(value: Any, name: str) -> tuple[int, int]:
     raise OptionError(name, got=repr(value), wanted="a pair of ints", remedy=_REMEDY)
 
 
-def check_tile_hints(mma_tiler_mn: Any, cluster_shape_mn: Any) -> None:
-    """Raises OptionError unless the tile and cluster shapes are in the documented sets."""
+def check_tile_hints(mma_tiler_mn: Any, cluster_shape_mn: Any, *, scaled: bool = False) -> None:
+    """Raises OptionError unless the tile and cluster shapes are in the documented sets.
+
+    The block-scaled mode has clusters of tiles of 128 rows too.
+    """
     tile_m, tile_n = _pair(mma_tiler_mn, "mma_tiler_mn")
     if tile_m not in (128, 256):
         raise OptionError("mma_tiler_mn", got=str((tile_m, tile_n)), wanted="128 or 256 first", remedy=_REMEDY)
@@ -37,7 +40,7 @@ def check_tile_hints(mma_tiler_mn: Any, cluster_shape_mn: Any) -> None:
         wanted = "powers of two with a product of at most 16"
     elif tile_m == 256 and m % 2:
         wanted = "an even first extent with mma_tiler_mn[0] == 256"
-    elif tile_m == 128 and (m, n) != (1, 1):
+    elif tile_m == 128 and (m, n) != (1, 1) and not scaled:
         wanted = "(1, 1) with mma_tiler_mn[0] == 128"
     else:
         return

@@ -9,9 +9,11 @@ from cudnn_fe.core.errors import ShapeError, StrideError
 from cudnn_fe.core.legacy import LegacyClass, LegacyFunction, make_class, make_function
 from cudnn_fe.core.op import Problem
 from cudnn_fe.core.require import require_same_device
-from cudnn_fe.core.tensor import TensorSpec, spec_of
-from cudnn_fe.gemm.swiglu import gemm_swiglu_forward, gemm_swiglu_jax_forward, refuse_block_scaled
+from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.gemm.samples import check_sample, common_major, quantising_options, required_specs, sample_spec
+from cudnn_fe.gemm.swiglu import gemm_swiglu_forward, gemm_swiglu_jax_forward, require_both_scales
 from cudnn_fe.gemm.swiglu.op import FORWARD
+from cudnn_fe.gemm.swiglu_scaled.op import SCALED
 
 __all__ = ["GemmSwigluSm100", "gemm_swiglu_jax_sm100", "gemm_swiglu_wrapper_sm100"]
 
@@ -29,13 +31,11 @@ _EXECUTE = """a_tensor, b_tensor, ab12_tensor, c_tensor, sfa_tensor=None, sfb_te
 _SCALES = ("sfa", "sfb", "amax", "sfc", "norm_const")
 
 
-def _bind_swiglu(given: Mapping[str, Any]) -> tuple[Problem, tuple[TensorSpec, ...], tuple[float, ...]]:
+def _bind_swiglu(given: Mapping[str, Any]) -> tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]:
     """The problem of a `GemmSwigluSm100`: output dtypes and major come from the output samples."""
-    scales = {f"sample_{name}": given[f"sample_{name}"] for name in _SCALES}
-    if any(sample is not None for sample in scales.values()):
-        refuse_block_scaled(**scales)
-    a, b = (spec_of(given[f"sample_{name}"], f"{name}_tensor") for name in ("a", "b"))
-    ab12, c = (spec_of(given[f"sample_{name}"], f"{name}_tensor") for name in ("ab12", "c"))
+    if any(given[f"sample_{name}"] is not None for name in _SCALES):
+        return _bind_scaled(given)
+    a, b, ab12, c = required_specs(given, "a", "b", "ab12", "c")
     ab12.require_rank(3, "(M, N, L)")
     c.require_rank(3, "(M, N/2, L)")
     problem = FORWARD.bind(
@@ -62,6 +62,21 @@ def _bind_swiglu(given: Mapping[str, Any]) -> tuple[Problem, tuple[TensorSpec, .
     return problem, (ab12, c), (given["alpha"],)
 
 
+def _bind_scaled(given: Mapping[str, Any]) -> tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]:
+    """The same in block-scaled mode."""
+    require_both_scales(given["sample_sfa"], given["sample_sfb"])
+    a, b, ab12, c, sfa, sfb = required_specs(given, "a", "b", "ab12", "c", "sfa", "sfb")
+    norm_const, amax = sample_spec(given, "norm_const"), sample_spec(given, "amax")
+    sfc = sample_spec(given, "sfc") if c.dtype.is_fp8 else None
+    options = {**quantising_options(given, c, "sfc"), "ab12_stages": given["ab12_stages"]}
+    problem = SCALED.bind(a, b, sfa, sfb, norm_const, major=common_major(ab12, c), ab12_dtype=ab12.dtype, **options)
+    outputs = (ab12, c, sfc, amax)
+    for sample, wanted in zip(outputs, problem.outputs, strict=True):
+        check_sample(sample, wanted)
+    require_same_device(a, *outputs)
+    return problem, outputs, (given["alpha"],)
+
+
 gemm_swiglu_wrapper_sm100 = make_function(
     LegacyFunction("gemm_swiglu_wrapper_sm100", gemm_swiglu_forward, _WRAPPER), __name__
 )
@@ -72,11 +87,12 @@ GemmSwigluSm100 = make_class(
         op=FORWARD,
         parameters=_CLASS,
         execute=_EXECUTE,
-        inputs=("a_tensor", "b_tensor"),
-        outputs=("ab12_tensor", "c_tensor"),
+        inputs=("a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor", "norm_const_tensor"),
+        outputs=("ab12_tensor", "c_tensor", "sfc_tensor", "amax_tensor"),
         scalars=("alpha",),
-        absent=tuple(f"{name}_tensor" for name in _SCALES),
+        absent=(),
         bind=_bind_swiglu,
+        modes=(SCALED,),
     ),
     __name__,
 )

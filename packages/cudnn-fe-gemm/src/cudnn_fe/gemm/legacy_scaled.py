@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError, StrideError
 from cudnn_fe.core.legacy import LegacyClass, LegacyFunction, make_class, make_function
 from cudnn_fe.core.op import Problem
 from cudnn_fe.core.require import require_same_device
-from cudnn_fe.core.tensor import TensorSpec, spec_of
+from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.gemm.amax import gemm_amax_forward, gemm_amax_jax_forward
 from cudnn_fe.gemm.amax.op import AMAX
 from cudnn_fe.gemm.dsrelu import gemm_srelu_backward, gemm_srelu_jax_backward
 from cudnn_fe.gemm.dsrelu.op import DSRELU
-from cudnn_fe.gemm.scaled import is_atom_form
+from cudnn_fe.gemm.samples import (
+    check_sample,
+    common_major,
+    one_element,
+    quantising_options,
+    required_specs,
+    sample_spec,
+)
 from cudnn_fe.gemm.srelu import gemm_srelu_forward, gemm_srelu_jax_forward
 from cudnn_fe.gemm.srelu.op import SRELU
 
@@ -57,86 +63,38 @@ _DSRELU_JAX = f"""a_tensor, b_tensor, c_tensor, sfa_tensor, sfb_tensor, prob_ten
     acc_dtype="float32", {_TILES}, sf_vec_size=16, vector_f32=False"""
 
 
-def _sample(given: Mapping[str, Any], name: str) -> TensorSpec | None:
-    found = given[f"sample_{name}"]
-    return None if found is None else spec_of(found, f"{name}_tensor")
-
-
-def _required(given: Mapping[str, Any], *names: str) -> tuple[TensorSpec, ...]:
-    return tuple(spec_of(given[f"sample_{name}"], f"{name}_tensor") for name in names)
-
-
-def _check(sample: TensorSpec | None, wanted: TensorSpec, *, any_strides: bool = False) -> None:
-    """Raises unless an output's sample is what the problem returns."""
-    if sample is None:
-        return
-    if sample.shape != wanted.shape:
-        remedy = "allocate the documented shape"
-        raise ShapeError(sample.name, got=str(sample.shape), wanted=str(wanted.shape), remedy=remedy)
-    if sample.dtype != wanted.dtype:
-        raise DTypeError(sample.name, got=str(sample.dtype), wanted=str(wanted.dtype), remedy="allocate that dtype")
-    if sample.strides != wanted.strides and not any_strides:
-        wanted_text = f"{wanted.strides}: compact, batch outermost"
-        raise StrideError(sample.name, got=str(sample.strides), wanted=wanted_text, remedy="allocate it compact")
-
-
-def _amax_shape(sample: TensorSpec | None) -> tuple[int, ...]:
-    if sample is not None and sample.size != 1:
-        raise ShapeError(sample.name, got=str(sample.shape), wanted="one element", remedy="allocate (1, 1, 1)")
-    return (1,) if sample is None else sample.shape
-
-
-def _major(*samples: TensorSpec) -> str:
-    return "n" if all(sample.ndim == 3 and sample.dense_in(1) for sample in samples) else "m"
-
-
 def _bind_amax(given: Mapping[str, Any]) -> _Bound:
-    a, b, sfa, sfb, c, amax = _required(given, "a", "b", "sfa", "sfb", "c", "amax")
+    a, b, sfa, sfb, c, amax = required_specs(given, "a", "b", "sfa", "sfb", "c", "amax")
     names = ("acc_dtype", "mma_tiler_mn", "cluster_shape_mn", "sf_vec_size")
     options = {name: given[name] for name in names}
-    shape = _amax_shape(amax)
-    problem = AMAX.bind(a, b, sfa, sfb, c_major=_major(c), c_dtype=c.dtype, amax_shape=shape, **options)
+    shape = one_element(amax)
+    problem = AMAX.bind(a, b, sfa, sfb, c_major=common_major(c), c_dtype=c.dtype, amax_shape=shape, **options)
     for sample, wanted in zip((c, amax), problem.outputs, strict=True):
-        _check(sample, wanted)
+        check_sample(sample, wanted)
     require_same_device(a, c, amax)
     return problem, (c, amax), ()
 
 
-def _shared_options(given: Mapping[str, Any], d: TensorSpec) -> dict[str, Any]:
-    sfd, amax = _sample(given, "sfd"), _sample(given, "amax")
-    if d.dtype.is_fp8 and sfd is None:
-        raise OptionError(
-            "sample_sfd", got="None", wanted=f"a buffer for the scales of a {d.dtype} D", remedy="pass one"
-        )
-    names = ("acc_dtype", "mma_tiler_mn", "cluster_shape_mn", "sf_vec_size")
-    return {
-        **{name: given[name] for name in names},
-        "d_dtype": d.dtype,
-        "sfd_atom": sfd is not None and is_atom_form(sfd),
-        "amax_shape": _amax_shape(amax),
-    }
-
-
 def _bind_srelu(given: Mapping[str, Any]) -> _Bound:
-    a, b, c, d, sfa, sfb, prob = _required(given, "a", "b", "c", "d", "sfa", "sfb", "prob")
-    norm_const, amax = _sample(given, "norm_const"), _sample(given, "amax")
-    options = _shared_options(given, d)
-    problem = SRELU.bind(a, b, sfa, sfb, prob, norm_const, major=_major(c, d), c_dtype=c.dtype, **options)
-    sfd = _sample(given, "sfd") if d.dtype.is_fp8 else None
+    a, b, c, d, sfa, sfb, prob = required_specs(given, "a", "b", "c", "d", "sfa", "sfb", "prob")
+    norm_const, amax = sample_spec(given, "norm_const"), sample_spec(given, "amax")
+    options = quantising_options(given, d, "sfd")
+    problem = SRELU.bind(a, b, sfa, sfb, prob, norm_const, major=common_major(c, d), c_dtype=c.dtype, **options)
+    sfd = sample_spec(given, "sfd") if d.dtype.is_fp8 else None
     for sample, wanted in zip((c, d, amax, sfd), problem.outputs, strict=True):
-        _check(sample, wanted)
+        check_sample(sample, wanted)
     require_same_device(a, c, d, amax, sfd)
     return problem, (c, d, amax, sfd), (given["alpha"],)
 
 
 def _bind_dsrelu(given: Mapping[str, Any]) -> _Bound:
-    a, b, c, d, dprob, sfa, sfb, prob = _required(given, "a", "b", "c", "d", "dprob", "sfa", "sfb", "prob")
-    norm_const, amax = _sample(given, "norm_const"), _sample(given, "amax")
-    options = _shared_options(given, d)
-    problem = DSRELU.bind(a, b, sfa, sfb, c, prob, norm_const, major=_major(d), **options)
-    sfd = _sample(given, "sfd") if d.dtype.is_fp8 else None
+    a, b, c, d, dprob, sfa, sfb, prob = required_specs(given, "a", "b", "c", "d", "dprob", "sfa", "sfb", "prob")
+    norm_const, amax = sample_spec(given, "norm_const"), sample_spec(given, "amax")
+    options = quantising_options(given, d, "sfd")
+    problem = DSRELU.bind(a, b, sfa, sfb, c, prob, norm_const, major=common_major(d), **options)
+    sfd = sample_spec(given, "sfd") if d.dtype.is_fp8 else None
     for sample, wanted in zip((d, dprob, amax, sfd), problem.outputs, strict=True):
-        _check(sample, wanted, any_strides=wanted.name == "dprob_tensor")
+        check_sample(sample, wanted, any_strides=wanted.name == "dprob_tensor")
     require_same_device(a, d, dprob, amax, sfd)
     return problem, (d, dprob, amax, sfd), (given["alpha"],)
 

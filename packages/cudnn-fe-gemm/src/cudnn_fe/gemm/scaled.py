@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.block_scale import BlockFormat, block_format, scale_shape
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError, StrideError
 from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.gemm.operands import require_dtype, require_matrices
+from cudnn_fe.gemm.operands import major_of, matrix_output, require_dtype, require_matrices
 from cudnn_fe.gemm.problem import GemmProblem
 
 __all__ = [
     "ELEMENTS",
+    "FLOATS",
     "PACKED_LAYOUT",
+    "RESULTS",
     "SCALES",
+    "QuantisingProblem",
     "ScaledGemmProblem",
     "is_atom_form",
     "is_fp4",
     "permuted",
+    "quantising_fields",
     "require_float32",
+    "require_result",
     "require_scaled",
-    "scale_output",
 ]
 
 FP4 = ("float4_e2m1fn", "uint8")
 ELEMENTS = ("float8_e4m3fn", "float8_e5m2", *FP4)
 SCALES = ("float8_e8m0fnu", "float8_e4m3fn")
+FLOATS = ("float32", "float16", "bfloat16")
+RESULTS = (*FLOATS, "float8_e4m3fn", "float8_e5m2")
 PACKED_LAYOUT = "(L, ceil(R/128), K', 32, 4, 4), or its atom view (32, 4, ceil(R/128), 4, K', L) with R rows"
 _TO_ATOM = (3, 4, 1, 5, 2, 0)
 _TO_PHYSICAL = (5, 2, 4, 0, 1, 3)
@@ -64,6 +70,110 @@ class ScaledGemmProblem(GemmProblem):
         """None: packed scale factors have no dim to stack calls along without moving them."""
         del size
         return None
+
+
+@dataclass(frozen=True)
+class QuantisingProblem(ScaledGemmProblem):
+    """A GEMM of quantised operands whose last matrix may be quantised again, and has an amax."""
+
+    optional: ClassVar[frozenset[str]] = frozenset({"norm_const"})
+    scales_name: ClassVar[str] = "sfd_tensor"
+    columns_per_result: ClassVar[int] = 1  # columns of the product for each of the last matrix
+
+    norm_const: TensorSpec | None
+    major: Literal["m", "n"]
+    result_dtype: DType
+    scales_atom: bool
+    amax_shape: tuple[int, ...]
+
+    @property
+    def out_major(self) -> Literal["m", "n"]:
+        """Contiguous dim of the results."""
+        return self.major
+
+    @property
+    def result_format(self) -> BlockFormat | None:
+        """How the last matrix is quantised, if it is."""
+        if not self.result_dtype.is_fp8:
+            return None
+        return block_format(self.result_dtype.name, self.sfa.dtype.name, self.sf_vec_size)
+
+    def matrix(self, name: str, kind: DType, columns: int | None = None) -> TensorSpec:
+        """A result (M, columns, L), N columns unless told."""
+        m, n, _, batch = self.extents
+        width = n if columns is None else columns
+        return matrix_output(name, m, width, batch, major=self.major, dtype=kind, device=self.device)
+
+    @property
+    def amax_output(self) -> TensorSpec:
+        """The largest magnitude of the unrounded result."""
+        strides = contiguous_strides(self.amax_shape)
+        return TensorSpec(self.amax_shape, strides, dtype("float32"), self.device, 16, "amax_tensor")
+
+    @property
+    def scales_output(self) -> TensorSpec:
+        """The scales of a quantised result; of another, no element."""
+        if self.result_format is None:
+            return TensorSpec((0,), (1,), dtype("uint8"), self.device, 16, self.scales_name)
+        m, n, _, batch = self.extents
+        shape = scale_shape(m, -(-n // self.columns_per_result // self.sf_vec_size), batch)
+        spec = TensorSpec(shape, contiguous_strides(shape), self.sfa.dtype, self.device, 16, self.scales_name)
+        return spec.permute(_TO_ATOM) if self.scales_atom else spec
+
+
+def quantising_fields(
+    operands: tuple[TensorSpec | None, ...],
+    norm_const: TensorSpec | None,
+    options: dict[str, Any],
+    names: tuple[str, str],
+) -> dict[str, Any]:
+    """Validate what these problems take and return the fields of `QuantisingProblem`.
+
+    Args:
+        operands: A, B, SFA, SFB.
+        norm_const: The factor, or None.
+        options: Those of the call.
+        names: What messages call the options ``major`` and ``result_dtype``.
+    """
+    a, b, sfa, sfb = operands
+    assert a is not None
+    assert b is not None
+    assert sfa is not None
+    assert sfb is not None
+    require_float32(options["acc_dtype"])
+    require_scaled(a, b, sfa, sfb, options["sf_vec_size"])
+    kind = require_result(options["result_dtype"], names[1])
+    if kind.is_fp8 and is_fp4(a.dtype):
+        raise DTypeError(names[1], got=str(kind), wanted="no FP8 result of FP4 operands", remedy="ask for bfloat16")
+    if kind.is_fp8 and norm_const is None:
+        wanted = f"a factor for a {kind} result"
+        raise OptionError("norm_const_tensor", got="None", wanted=wanted, remedy="pass a float32 array of one 1")
+    if norm_const is not None:
+        require_dtype(norm_const, ("float32",))
+        require_same_device(a, norm_const)
+        if norm_const.size != 1:
+            raise ShapeError(norm_const.name, got=str(norm_const.shape), wanted="(1,)", remedy="pass one factor")
+    return {
+        "a": a,
+        "b": b,
+        "sfa": sfa,
+        "sfb": sfb,
+        "sf_vec_size": options["sf_vec_size"],
+        "norm_const": norm_const,
+        "major": major_of(options["major"], names[0]),
+        "result_dtype": kind,
+        "scales_atom": options["scales_atom"],
+        "amax_shape": tuple(options["amax_shape"]),
+    }
+
+
+def require_result(given: Any, name: str) -> DType:
+    """The dtype of a result; raises DTypeError unless it is one of `RESULTS`."""
+    kind = dtype(given, operand=name)
+    if kind.name not in RESULTS:
+        wanted = f"one of {', '.join(RESULTS)}"
+        raise DTypeError(name, got=str(kind), wanted=wanted, remedy="choose a listed output dtype")
+    return kind
 
 
 def require_float32(acc_dtype: Any) -> None:
@@ -130,10 +240,3 @@ def require_packed(spec: TensorSpec, rows: int, columns: int, batch: int) -> Non
             wanted="one compact buffer in the order of the physical form",
             remedy="copy the physical form, then take its atom view",
         )
-
-
-def scale_output(name: str, rows: int, columns: int, batch: int, *, atom: bool, kind: DType, device: str) -> TensorSpec:
-    """A packed result in either form."""
-    shape = scale_shape(rows, columns, batch)
-    spec = TensorSpec(shape, contiguous_strides(shape), kind, device, 16, name)
-    return spec.permute(_TO_ATOM) if atom else spec

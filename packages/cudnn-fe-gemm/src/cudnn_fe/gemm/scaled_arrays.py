@@ -12,9 +12,9 @@ from cudnn_fe.gemm.arrays import astype, batched_product
 
 if TYPE_CHECKING:
     from cudnn_fe.core.block_scale import BlockFormat
-    from cudnn_fe.gemm.scaled import ScaledGemmProblem
+    from cudnn_fe.gemm.scaled import QuantisingProblem, ScaledGemmProblem
 
-__all__ = ["cast", "largest", "packed_pairs", "quantized_rows", "scaled_product"]
+__all__ = ["cast", "finished", "largest", "packed_pairs", "scaled_product"]
 
 
 def packed_pairs(x: Any) -> Any:
@@ -58,9 +58,16 @@ def cast(xp: Any, x: Any, kind: DType) -> Any:
     return astype(x, kind.name)
 
 
-def quantized_rows(xp: Any, x: Any, format: BlockFormat, norm: Any, *, atom: bool) -> tuple[Any, Any]:
-    """FP8 (M, N, L) and its packed scales, blocks along N, by the epilogue's recipe."""
-    got = quantize(x, format, axis=1, norm=norm)
-    packed = swizzle_scales(xp.permute_dims(got.scales, (2, 0, 1)))
-    native = from_codes(packed, format.scale.name)
-    return from_codes(got.codes, format.element.name), atom_view(native) if atom else native
+def finished(problem: QuantisingProblem, xp: Any, y: Any, norm_const: Any) -> tuple[Any, Any, Any]:
+    """The last matrix (M, columns, L) in its dtype, its largest magnitude before that, and its packed scales.
+
+    An FP8 one is quantised in blocks along its columns, by the epilogue's recipe.
+    """
+    amax = largest(xp, y, problem.amax_shape)
+    format = problem.result_format
+    if format is None:
+        return cast(xp, y, problem.result_dtype), amax, xp.reshape(xp.astype(y[:0], xp.uint8), (-1,))
+    got = quantize(y, format, axis=1, norm=norm_const)
+    packed = from_codes(swizzle_scales(xp.permute_dims(got.scales, (2, 0, 1))), format.scale.name)
+    codes = from_codes(got.codes, format.element.name)
+    return codes, amax, atom_view(packed) if problem.scales_atom else packed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.grouped.arrays import sigmoid
+from cudnn_fe.core.arrays import sigmoid
 
 __all__ = ["CLAMP_MAX", "CLAMP_MIN", "GEGLU_ALPHA", "gated", "gated_derivative"]
 

@@ -1,21 +1,9 @@
-"""The families' names that live below ``cudnn.ops``, resolved on first use."""
+"""The families' names that live below ``cudnn.ops``."""
 
 from __future__ import annotations
 
-from typing import Any
+from cudnn._below import names_below
 
 __all__: list[str] = []
 
-
-def __getattr__(name: str) -> Any:
-    from cudnn._lazy import find  # reading entry points takes longer than this import may
-
-    value = find(f"ops.{name}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    from cudnn._lazy import names
-
-    return sorted({*globals(), *(name.removeprefix("ops.") for name in names("ops."))})
+__getattr__, __dir__ = names_below("ops", globals())

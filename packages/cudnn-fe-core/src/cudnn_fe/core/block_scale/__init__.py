@@ -17,7 +17,7 @@ from cudnn_fe.core.block_scale.formats import (
 )
 from cudnn_fe.core.block_scale.layouts import atom_view, physical_view, scale_shape, swizzle_scales, unswizzle_scales
 from cudnn_fe.core.block_scale.nvfp4 import nvfp4_block_scale_dequantize, nvfp4_block_scale_quantize
-from cudnn_fe.core.block_scale.quantize import BlockScaled, Recipe, quantize, quantize_rows_and_columns
+from cudnn_fe.core.block_scale.quantize import BlockScaled, Recipe, quantize, quantize_rows_and_columns, scale_blocks
 
 __all__ = [
     "BLOCK_FORMATS",
@@ -37,6 +37,7 @@ __all__ = [
     "physical_view",
     "quantize",
     "quantize_rows_and_columns",
+    "scale_blocks",
     "scale_shape",
     "split_expert_columns",
     "swizzle_scales",

@@ -8,12 +8,20 @@ import numpy as np
 
 from cudnn_fe.core.block_scale.arithmetic import FLOAT32_MAX_BITS, multiply_bits, reciprocal_bits
 from cudnn_fe.core.block_scale.formats import BlockFormat
-from cudnn_fe.core.codecs import E5M2, E8M0
+from cudnn_fe.core.codecs import E5M2, E8M0, Format
 from cudnn_fe.core.codecs.bits import INF_BITS, NAN_BITS, Array, Namespace, at_most, float32_bits, namespace_of
 from cudnn_fe.core.codecs.encode import encode_bits
 from cudnn_fe.core.errors import OptionError, ShapeError
 
-__all__ = ["BlockScaled", "Recipe", "checked_axis", "factor_bits", "quantize", "quantize_rows_and_columns"]
+__all__ = [
+    "BlockScaled",
+    "Recipe",
+    "checked_axis",
+    "factor_bits",
+    "quantize",
+    "quantize_rows_and_columns",
+    "scale_blocks",
+]
 
 Recipe: TypeAlias = Literal["power_of_two", "epilogue", "epilogue_columns", "converter"]
 """How a block's scale follows from its absolute maximum; see `quantize`."""
@@ -66,7 +74,9 @@ def quantize(
 
     Returns:
         Codes, scales and the absolute maximum. A block of zeros has scale code 0 and keeps the signs of its zeros. A
-        block with a NaN has a NaN scale and NaN codes (0x7 in FP4). An infinity takes the largest scale and code.
+        block with a NaN has a NaN scale and NaN codes (0x7 in FP4), except that ``"power_of_two"`` scales by the
+        block's numbers, if it has any, and gives the NaN alone a NaN code. An infinity takes the largest scale and
+        code.
 
     Raises:
         DTypeError: ``x`` has another element type.
@@ -95,13 +105,53 @@ def quantize(
     blocks = _blocks(xp, bits, format.block)
     amax = _largest(xp, blocks)
     factor = factor_bits(xp, blocks, norm)
-    codes, scales = _encode_blocks(xp, blocks, format, recipe, factor)
+    scaled, scales = _scaled_blocks(xp, blocks, _limit(format, recipe), format.scale, recipe, factor)
+    codes = encode_bits(xp, scaled, format.element, saturate=True, mode="nearest")
     flat = xp.reshape(codes, (*codes.shape[:-2], codes.shape[-2] * format.block))[..., :extent]
     return BlockScaled(
         xp.moveaxis(xp.astype(flat, xp.uint8), -1, axis),
         xp.moveaxis(xp.astype(scales, xp.uint8), -1, axis),
         xp.where(amax > INF_BITS, NAN_BITS, amax).view(xp.float32),
     )
+
+
+def scale_blocks(
+    x: Array, scale: Format, block: int, *, axis: int = -1, recipe: Recipe = "epilogue", norm: Any = None
+) -> tuple[Array, Array]:
+    """`quantize` for elements that need no narrow range: limit 1, and the scaled values are not rounded.
+
+    Args:
+        x: float32, float16 or bfloat16 array.
+        scale: Format of the scales, E8M0 or E4M3.
+        block: Elements per scale.
+        axis: The axis that blocks lie along.
+        recipe: ``"epilogue"`` or ``"epilogue_columns"`` of `quantize`.
+        norm: Positive finite factor; see `quantize`.
+
+    Returns:
+        float32 values of the shape of ``x``, and uint8 scale codes in plain layout.
+
+    Raises:
+        DTypeError: ``x`` has another element type.
+        FrameworkError: ``x`` is no array.
+        ShapeError: There is no such axis, or ``norm`` has more than one element.
+
+    Example:
+        >>> import numpy as np
+        >>> from cudnn_fe.core.codecs import E8M0
+        >>> values, scales = scale_blocks(np.asarray([[3.0, -1.0]], np.float32), E8M0, 32)
+        >>> values.tolist(), scales.tolist()  # scale 4
+        ([[0.75, -0.25]], [[129]])
+
+    The recipe of cudnn-frontend 1.32's epilogues, with exact reciprocals.
+    """
+    xp, axis = namespace_of(x), checked_axis(x, axis)
+    bits = xp.moveaxis(float32_bits(xp, x), axis, -1)
+    blocks = _blocks(xp, bits, block)
+    scaled, scales = _scaled_blocks(xp, blocks, 1.0, scale, recipe, factor_bits(xp, blocks, norm))
+    flat = xp.reshape(scaled, (*scaled.shape[:-2], scaled.shape[-2] * block))[..., : bits.shape[-1]]
+    values = xp.moveaxis(flat, -1, axis).view(xp.float32)
+    return values, xp.moveaxis(xp.astype(scales, xp.uint8), -1, axis)
 
 
 def quantize_rows_and_columns(
@@ -184,27 +234,34 @@ def _blocks(xp: Namespace, bits: Array, block: int) -> Array:
     return xp.reshape(bits, (*outer, count, block))
 
 
-def _encode_blocks(
-    xp: Namespace, blocks: Array, format: BlockFormat, recipe: Recipe, factor: Array
+def _limit(format: BlockFormat, recipe: Recipe) -> float:
+    own = format.element.max
+    return _EPILOGUE_LIMIT.get(format.element, own) if recipe.startswith("epilogue") else own
+
+
+def _scaled_blocks(
+    xp: Namespace, blocks: Array, limit: float, scale: Format, recipe: Recipe, factor: Array
 ) -> tuple[Array, Array]:
-    """Codes (..., count, block) and scale codes (..., count), as int32."""
+    """float32 bits (..., count, block) to be encoded, and scale codes (..., count), as int32."""
     if recipe == "converter":
         blocks, factor = multiply_bits(xp, blocks, factor), factor_bits(xp, blocks, None)
-    limit = _EPILOGUE_LIMIT.get(format.element, format.element.max) if recipe.startswith("epilogue") else None
-    quotient = factor_bits(xp, blocks, 1.0 / (limit or format.element.max))
-    largest = xp.max(blocks & 0x7FFFFFFF, axis=-1)  # bit patterns order as numbers do, with NaN above infinity
+    quotient = factor_bits(xp, blocks, 1.0 / limit)
+    size = blocks & 0x7FFFFFFF
+    largest = xp.max(size, axis=-1)  # bit patterns order as numbers do, with NaN above infinity
+    if recipe == "power_of_two":
+        numbers = xp.max(xp.where(size > INF_BITS, -1, size), axis=-1)
+        largest = xp.where(numbers < 0, largest, numbers)
     if recipe == "epilogue_columns":
         wanted = multiply_bits(xp, largest, multiply_bits(xp, quotient, factor))
     else:
         wanted = multiply_bits(xp, multiply_bits(xp, largest, quotient), factor)
-    scales = encode_bits(xp, wanted, format.scale, saturate=True, mode=format.scale.rounding)
-    inverse = reciprocal_bits(xp, xp.astype(scales, xp.uint8), format.scale)
+    scales = encode_bits(xp, wanted, scale, saturate=True, mode=scale.rounding)
+    inverse = reciprocal_bits(xp, xp.astype(scales, xp.uint8), scale)
     if recipe == "epilogue_columns":
         inverse = _bounded(xp, inverse)
     # Bounded, so that a zero times it is a zero.
     multiplier = _bounded(xp, multiply_bits(xp, factor, inverse))
-    scaled = multiply_bits(xp, blocks, multiplier[..., None])
-    return encode_bits(xp, scaled, format.element, saturate=True, mode="nearest"), scales
+    return multiply_bits(xp, blocks, multiplier[..., None]), scales
 
 
 def _bounded(xp: Namespace, bits: Array) -> Array:

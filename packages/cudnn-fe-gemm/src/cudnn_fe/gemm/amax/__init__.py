@@ -105,13 +105,16 @@ def gemm_amax_jax_forward(
     Raises:
         ShapeError, StrideError, DTypeError, OptionError, BackendError: As the message says.
     """
-    from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
+    from cudnn_fe.core.jax import jax_arrays  # the caller asks for JAX
 
-    names = ("a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor")
-    given = (a_tensor, b_tensor, sfa_tensor, sfb_tensor)
-    operands = [as_jax(name, x) for name, x in zip(names, given, strict=True)]
-    a, b, sfa, sfb = operands
+    arrays = jax_arrays(a_tensor=a_tensor, b_tensor=b_tensor, sfa_tensor=sfa_tensor, sfb_tensor=sfb_tensor)
     out = gemm_amax_forward(
-        a, b, sfa, sfb, "n", c_dtype, acc_dtype, mma_tiler_mn, cluster_shape_mn, sf_vec_size, backend=backend
+        **arrays,
+        c_dtype=c_dtype,
+        acc_dtype=acc_dtype,
+        mma_tiler_mn=mma_tiler_mn,
+        cluster_shape_mn=cluster_shape_mn,
+        sf_vec_size=sf_vec_size,
+        backend=backend,
     )
     return out[0], out[1]

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
-from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.gemm.dsrelu.op import DSRELU
-from cudnn_fe.gemm.scaled import is_fp4
 from cudnn_fe.gemm.scaled_arrays import packed_pairs
-from cudnn_fe.gemm.srelu import refuse_fp8_result
+from cudnn_fe.gemm.scaled_calls import documented, refuse_fp8_result, scaled_options
 
 __all__ = ["gemm_srelu_backward", "gemm_srelu_jax_backward"]
 
@@ -74,31 +71,13 @@ def gemm_srelu_backward(
         >>> float(out["d_tensor"][0, 0, 0]), float(out["dprob_tensor"][0, 0, 0])
         (64.0, 3072.0)
     """
-    options = (
-        ("major", d_major),
-        ("d_dtype", d_dtype),
-        ("acc_dtype", acc_dtype),
-        ("mma_tiler_mn", mma_tiler_mn),
-        ("cluster_shape_mn", cluster_shape_mn),
-        ("sf_vec_size", sf_vec_size),
-        ("sfd_atom", framework_of(a_tensor) != "jax"),
-    )
-    operands = (
-        packed_pairs(a_tensor),
-        packed_pairs(b_tensor),
-        sfa_tensor,
-        sfb_tensor,
-        c_tensor,
-        prob_tensor,
-        norm_const_tensor,
-    )
+    tiles = (mma_tiler_mn, cluster_shape_mn)
+    options = scaled_options(a_tensor, d_major, d_dtype, acc_dtype, tiles, sf_vec_size)
+    a, b = packed_pairs(a_tensor), packed_pairs(b_tensor)
+    operands = (a, b, sfa_tensor, sfb_tensor, c_tensor, prob_tensor, norm_const_tensor)
     d, dprob, amax, sfd = call(DSRELU, operands, options, (alpha,), backend=backend, stream=stream)
-    return TupleDict(
-        d_tensor=d,
-        dprob_tensor=dprob,
-        amax_tensor=amax if is_fp4(dtype(a_tensor.dtype)) else None,
-        sfd_tensor=sfd if dtype(d_dtype).is_fp8 else None,
-    )
+    amax, sfd = documented(a_tensor, d_dtype, amax, sfd)
+    return TupleDict(d_tensor=d, dprob_tensor=dprob, amax_tensor=amax, sfd_tensor=sfd)
 
 
 def gemm_srelu_jax_backward(
@@ -142,29 +121,26 @@ def gemm_srelu_jax_backward(
     Raises:
         ShapeError, StrideError, DTypeError, OptionError, BackendError: As the message says.
     """
-    from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
+    from cudnn_fe.core.jax import jax_arrays  # the caller asks for JAX
 
-    refuse_fp8_result(d_dtype)
-    names = ("a_tensor", "b_tensor", "c_tensor", "sfa_tensor", "sfb_tensor", "prob_tensor")
-    given = (a_tensor, b_tensor, c_tensor, sfa_tensor, sfb_tensor, prob_tensor)
-    operands = [as_jax(name, x) for name, x in zip(names, given, strict=True)]
-    a, b, c, sfa, sfb, prob = operands
+    refuse_fp8_result("d_dtype", d_dtype, "gemm_srelu_backward")
+    arrays = jax_arrays(
+        a_tensor=a_tensor,
+        b_tensor=b_tensor,
+        c_tensor=c_tensor,
+        sfa_tensor=sfa_tensor,
+        sfb_tensor=sfb_tensor,
+        prob_tensor=prob_tensor,
+    )
     out = gemm_srelu_backward(
-        a,
-        b,
-        c,
-        sfa,
-        sfb,
-        prob,
-        alpha,
-        "n",
-        d_dtype,
-        acc_dtype,
-        mma_tiler_mn,
-        cluster_shape_mn,
-        None,
-        sf_vec_size,
-        vector_f32,
+        **arrays,
+        alpha=alpha,
+        d_dtype=d_dtype,
+        acc_dtype=acc_dtype,
+        mma_tiler_mn=mma_tiler_mn,
+        cluster_shape_mn=cluster_shape_mn,
+        sf_vec_size=sf_vec_size,
+        vector_f32=vector_f32,
         backend=backend,
     )
     return out[0], out[1]

@@ -13,8 +13,8 @@ from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT, require_dtype
-from cudnn_fe.gemm.scaled import ELEMENTS, PACKED_LAYOUT, SCALES
-from cudnn_fe.gemm.srelu.problem import FLOATS, RESULTS, SreluProblem, shared_fields
+from cudnn_fe.gemm.scaled import ELEMENTS, FLOATS, PACKED_LAYOUT, RESULTS, SCALES
+from cudnn_fe.gemm.srelu.problem import SreluProblem, shared_fields
 
 __all__ = ["DSRELU", "GemmDsrelu"]
 
@@ -31,10 +31,9 @@ class GemmDsrelu(SreluProblem):
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
         """Validate a call. Options are those of `cudnn_fe.gemm.gemm_srelu_backward`."""
-        a, b, sfa, sfb, c, prob, norm_const = operands
+        *quantised, c, prob, norm_const = operands
         assert c is not None
-        fields = shared_fields(a, b, sfa, sfb, prob, norm_const, {**options, "major_name": "d_major"})
-        problem = cls(**fields, c=c)
+        problem = cls(**shared_fields(tuple(quantised), prob, norm_const, options, "d_major"), c=c)
         m, n, _, batch = problem.extents
         require_shape(c, (m, n, batch), "(M, N, L)")
         require_dtype(c, FLOATS)
@@ -53,7 +52,7 @@ class GemmDsrelu(SreluProblem):
         """D (M, N, L), dprob (M, 1, L), amax, and D's scales."""
         shape = self.prob.shape
         dprob = TensorSpec(shape, contiguous_strides(shape), dtype("float32"), self.device, 16, "dprob_tensor")
-        return self.matrix("d_tensor", self.d_dtype), dprob, *self.amax_and_sfd
+        return self.matrix("d_tensor", self.result_dtype), dprob, self.amax_output, self.scales_output
 
 
 EXAMPLE = """\

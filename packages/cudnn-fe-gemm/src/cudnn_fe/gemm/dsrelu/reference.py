@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.gemm.arrays import astype
-from cudnn_fe.gemm.scaled_arrays import scaled_product
-from cudnn_fe.gemm.srelu.reference import finished, rectified
+from cudnn_fe.gemm.scaled_arrays import finished, scaled_product
+from cudnn_fe.gemm.srelu.reference import rectified
 
 if TYPE_CHECKING:
     from cudnn_fe.gemm.dsrelu.op import GemmDsrelu

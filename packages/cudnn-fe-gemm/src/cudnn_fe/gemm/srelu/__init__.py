@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
-from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.core.errors import DTypeError
-from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.tuple_dict import TupleDict
-from cudnn_fe.gemm.scaled import is_fp4
 from cudnn_fe.gemm.scaled_arrays import packed_pairs
+from cudnn_fe.gemm.scaled_calls import documented, refuse_fp8_result, scaled_options
 from cudnn_fe.gemm.srelu.op import SRELU
 
-__all__ = ["gemm_srelu_forward", "gemm_srelu_jax_forward", "refuse_fp8_result"]
+__all__ = ["gemm_srelu_forward", "gemm_srelu_jax_forward"]
 
 
 def gemm_srelu_forward(
@@ -37,6 +34,8 @@ def gemm_srelu_forward(
     backend: str | None = None,
 ) -> TupleDict:
     """Batched GEMM of MXFP8, MXFP4 or NVFP4 operands; returns the pre-activation and ``prob * relu(.)**2``.
+
+    Differentiable in ``prob_tensor`` under torch autograd and JAX.
 
     Args:
         a_tensor: A (M, K, L): E4M3, E5M2, or FP4 as torch's pairs, uint8 pairs along K, or NumPy's and JAX's own dtype.
@@ -73,31 +72,16 @@ def gemm_srelu_forward(
         >>> float(out["c_tensor"][0, 0, 0]), float(out["d_tensor"][0, 0, 0])
         (32.0, 1024.0)
     """
+    tiles = (mma_tiler_mn, cluster_shape_mn)
     options = (
-        ("major", c_major),
+        *scaled_options(a_tensor, c_major, d_dtype, acc_dtype, tiles, sf_vec_size),
         ("c_dtype", c_dtype),
-        ("d_dtype", d_dtype),
-        ("acc_dtype", acc_dtype),
-        ("mma_tiler_mn", mma_tiler_mn),
-        ("cluster_shape_mn", cluster_shape_mn),
-        ("sf_vec_size", sf_vec_size),
-        ("sfd_atom", framework_of(a_tensor) != "jax"),
     )
-    operands = (
-        packed_pairs(a_tensor),
-        packed_pairs(b_tensor),
-        sfa_tensor,
-        sfb_tensor,
-        prob_tensor,
-        norm_const_tensor,
-    )
+    a, b = packed_pairs(a_tensor), packed_pairs(b_tensor)
+    operands = (a, b, sfa_tensor, sfb_tensor, prob_tensor, norm_const_tensor)
     c, d, amax, sfd = call(SRELU, operands, options, (alpha,), backend=backend, stream=stream)
-    return TupleDict(
-        c_tensor=c,
-        d_tensor=d,
-        amax_tensor=amax if is_fp4(dtype(a_tensor.dtype)) else None,
-        sfd_tensor=sfd if dtype(d_dtype).is_fp8 else None,
-    )
+    amax, sfd = documented(a_tensor, d_dtype, amax, sfd)
+    return TupleDict(c_tensor=c, d_tensor=d, amax_tensor=amax, sfd_tensor=sfd)
 
 
 def gemm_srelu_jax_forward(
@@ -117,7 +101,7 @@ def gemm_srelu_jax_forward(
     *,
     backend: str | None = None,
 ) -> tuple[Any, Any]:
-    """`gemm_srelu_forward` for JAX: usable under ``jit`` and ``vmap``; runs on CPU and CUDA.
+    """`gemm_srelu_forward` for JAX: usable under ``jit``, ``grad`` and ``vmap``; runs on CPU and CUDA.
 
     Args:
         a_tensor: A (M, K, 1), row-major.
@@ -141,41 +125,22 @@ def gemm_srelu_jax_forward(
     Raises:
         ShapeError, StrideError, DTypeError, OptionError, BackendError: As the message says.
     """
-    from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
+    from cudnn_fe.core.jax import jax_arrays  # the caller asks for JAX
 
-    refuse_fp8_result(d_dtype)
-    names = ("a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor", "prob_tensor")
-    given = (a_tensor, b_tensor, sfa_tensor, sfb_tensor, prob_tensor)
-    operands = [as_jax(name, x) for name, x in zip(names, given, strict=True)]
-    a, b, sfa, sfb, prob = operands
+    refuse_fp8_result("d_dtype", d_dtype, "gemm_srelu_forward")
+    arrays = jax_arrays(
+        a_tensor=a_tensor, b_tensor=b_tensor, sfa_tensor=sfa_tensor, sfb_tensor=sfb_tensor, prob_tensor=prob_tensor
+    )
     out = gemm_srelu_forward(
-        a,
-        b,
-        sfa,
-        sfb,
-        prob,
-        alpha,
-        "n",
-        c_dtype,
-        d_dtype,
-        acc_dtype,
-        mma_tiler_mn,
-        cluster_shape_mn,
-        None,
-        sf_vec_size,
-        vector_f32,
+        **arrays,
+        alpha=alpha,
+        c_dtype=c_dtype,
+        d_dtype=d_dtype,
+        acc_dtype=acc_dtype,
+        mma_tiler_mn=mma_tiler_mn,
+        cluster_shape_mn=cluster_shape_mn,
+        sf_vec_size=sf_vec_size,
+        vector_f32=vector_f32,
         backend=backend,
     )
     return out[0], out[1]
-
-
-def refuse_fp8_result(d_dtype: Any) -> None:
-    """Raises DTypeError for an FP8 D of a JAX entry, which returns no scales."""
-    kind = dtype(d_dtype, operand="d_dtype")
-    if kind.is_fp8:
-        raise DTypeError(
-            "d_dtype",
-            got=str(kind),
-            wanted="float32, float16 or bfloat16",
-            remedy="gemm_srelu_forward takes JAX arrays and returns scales too",
-        )

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
-from cudnn_fe.core.dtypes import DType, dtype
-from cudnn_fe.core.errors import DTypeError
+from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT
-from cudnn_fe.gemm.scaled import ELEMENTS, PACKED_LAYOUT, SCALES
-from cudnn_fe.gemm.srelu.problem import RESULTS, SreluProblem, shared_fields
+from cudnn_fe.gemm.scaled import ELEMENTS, PACKED_LAYOUT, RESULTS, SCALES, require_result
+from cudnn_fe.gemm.srelu.problem import SreluProblem, shared_fields
 
 __all__ = ["SRELU", "GemmSrelu"]
 
@@ -30,18 +29,15 @@ class GemmSrelu(SreluProblem):
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
         """Validate a call. Options are those of `cudnn_fe.gemm.gemm_srelu_forward`."""
-        a, b, sfa, sfb, prob, norm_const = operands
-        fields = shared_fields(a, b, sfa, sfb, prob, norm_const, {**options, "major_name": "c_major"})
-        c = dtype(options["c_dtype"], operand="c_dtype")
-        if c.name not in RESULTS:
-            wanted = f"one of {', '.join(RESULTS)}"
-            raise DTypeError("c_dtype", got=str(c), wanted=wanted, remedy="choose a listed output dtype")
-        return cls(**fields, c_dtype=c)
+        *quantised, prob, norm_const = operands
+        fields = shared_fields(tuple(quantised), prob, norm_const, options, "c_major")
+        return cls(**fields, c_dtype=require_result(options["c_dtype"], "c_dtype"))
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """C and D (M, N, L), amax, and D's scales."""
-        return self.matrix("c_tensor", self.c_dtype), self.matrix("d_tensor", self.d_dtype), *self.amax_and_sfd
+        c, d = self.matrix("c_tensor", self.c_dtype), self.matrix("d_tensor", self.result_dtype)
+        return c, d, self.amax_output, self.scales_output
 
 
 EXAMPLE = """\
@@ -89,9 +85,11 @@ SRELU = Op(
         "An FP8 D is quantised along N by the recipe `epilogue` of `cudnn_fe.core.block_scale`, and C is a plain cast. "
         "The vendor accepts that mode and leaves D undefined.",
         "The class takes the maximum of what its amax buffer holds and the result.",
+        "Differentiable in prob_tensor; quantised operands carry no gradients: gemm_srelu_backward gives that of S.",
         "Accepted beyond the vendor: uint8 as packed FP4, any M, N, K and L from 0, NumPy arrays.",
     ),
     results=("c_tensor", "d_tensor", "amax_tensor", "sfd_tensor"),
+    gradient="cudnn_fe.gemm.srelu.gradient:GRADIENT",
     scalars=("alpha",),
     legacy=("gemm_srelu_wrapper_sm100", "GemmSreluSm100", "gemm_srelu_jax_sm100"),
     jax_name="gemm_srelu_jax_forward",

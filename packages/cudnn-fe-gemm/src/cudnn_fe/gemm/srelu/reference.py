@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.gemm.scaled_arrays import cast, largest, quantized_rows, scaled_product
+from cudnn_fe.gemm.scaled_arrays import cast, finished, scaled_product
 
 if TYPE_CHECKING:
     from cudnn_fe.gemm.srelu.op import GemmSrelu
-    from cudnn_fe.gemm.srelu.problem import SreluProblem
 
-__all__ = ["finished", "gemm_srelu", "rectified"]
+__all__ = ["gemm_srelu", "rectified"]
 
 
 def gemm_srelu(
@@ -37,12 +36,3 @@ def gemm_srelu(
 def rectified(xp: Any, s: Any) -> Any:
     """``max(s, 0)`` with NaN kept."""
     return xp.where(s <= 0, xp.zeros_like(s), s)
-
-
-def finished(problem: SreluProblem, xp: Any, y: Any, norm_const: Any) -> tuple[Any, Any, Any]:
-    """D, its largest magnitude before it was rounded, and its scales."""
-    amax = largest(xp, y, problem.amax_shape)
-    if problem.d_format is None:
-        return cast(xp, y, problem.d_dtype), amax, xp.reshape(xp.astype(y[:0], xp.uint8), (-1,))
-    d, scales = quantized_rows(xp, y, problem.d_format, norm_const, atom=problem.sfd_atom)
-    return d, amax, scales

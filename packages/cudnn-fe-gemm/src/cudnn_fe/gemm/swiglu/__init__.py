@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
-from cudnn_fe.core.errors import NotYetSupportedError
+from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.tuple_dict import TupleDict
+from cudnn_fe.gemm.scaled_calls import refuse_fp8_result
 from cudnn_fe.gemm.swiglu.op import FORWARD
+from cudnn_fe.gemm.swiglu_scaled import gemm_swiglu_scaled_forward
 
 __all__ = [
     "gemm_swiglu_backward",
@@ -52,9 +54,9 @@ def gemm_swiglu_forward(
         acc_dtype: float32, or float16, which is served by float32 sums.
         mma_tiler_mn: Hint without effect on results.
         cluster_shape_mn: Hint without effect on results.
-        sfa_tensor: Scale factors of the block-scaled mode, which is not served yet.
-        sfb_tensor: Likewise.
-        norm_const_tensor: Likewise.
+        sfa_tensor: Scale factors of A; with them the call is one of `gemm_swiglu_scaled_forward`, which see.
+        sfb_tensor: Those of B.
+        norm_const_tensor: float32 (1,), for an FP8 C of that mode.
         sf_vec_size: Elements per scale factor.
         vector_f32: Hint without effect on results.
         ab12_stages: Hint without effect on results.
@@ -62,11 +64,11 @@ def gemm_swiglu_forward(
         backend: ``None`` (best that serves), or ``"sm90"``, ``"portable"``, ``"reference"``: that one or an error.
 
     Returns:
-        ``ab12_tensor`` (M, N, L), ``c_tensor`` (M, N/2, L), ``sfc_tensor`` None, ``amax_tensor`` None.
+        ``ab12_tensor`` (M, N, L), ``c_tensor`` (M, N/2, L), ``sfc_tensor`` and ``amax_tensor``, None without scales.
 
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
-        NotYetSupportedError: Block-scaled mode.
+        NotYetSupportedError: An FP8 AB12 without scale factors.
         BackendError: No backend serves the call, with every backend's reason.
 
     Example:
@@ -76,7 +78,25 @@ def gemm_swiglu_forward(
         [(2, 64, 1), (2, 32, 1)]
     """
     if sfa_tensor is not None or sfb_tensor is not None or norm_const_tensor is not None:
-        refuse_block_scaled(sfa_tensor=sfa_tensor, sfb_tensor=sfb_tensor, norm_const_tensor=norm_const_tensor)
+        require_both_scales(sfa_tensor, sfb_tensor)
+        return gemm_swiglu_scaled_forward(
+            a_tensor,
+            b_tensor,
+            sfa_tensor,
+            sfb_tensor,
+            norm_const_tensor,
+            alpha,
+            c_major,
+            ab12_dtype,
+            c_dtype,
+            acc_dtype,
+            mma_tiler_mn,
+            cluster_shape_mn,
+            sf_vec_size,
+            ab12_stages,
+            stream,
+            backend=backend,
+        )
     options = (
         ("c_major", c_major),
         ("ab12_dtype", ab12_dtype),
@@ -164,8 +184,8 @@ def gemm_swiglu_jax_forward(
         acc_dtype: float32, or float16, which is served by float32 sums.
         mma_tiler_mn: Hint without effect on results.
         cluster_shape_mn: Hint without effect on results.
-        sfa_tensor: Scale factors of the block-scaled mode, which is not served yet.
-        sfb_tensor: Likewise.
+        sfa_tensor: Packed scale factors of A, physical form; see `gemm_swiglu_scaled_forward`.
+        sfb_tensor: Those of B.
         sf_vec_size: Elements per scale factor.
         vector_f32: Hint without effect on results.
         ab12_stages: Hint without effect on results.
@@ -177,26 +197,25 @@ def gemm_swiglu_jax_forward(
     Raises:
         ShapeError, StrideError, DTypeError, OptionError, NotYetSupportedError, BackendError: As the message says.
     """
-    from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
+    from cudnn_fe.core.jax import jax_arrays  # the caller asks for JAX
 
-    a, b = as_jax("a_tensor", a_tensor), as_jax("b_tensor", b_tensor)
-    flat = a.ndim == 2 and b.ndim == 2
+    if sfa_tensor is not None:
+        refuse_fp8_result("c_dtype", c_dtype, "gemm_swiglu_scaled_forward")
+    arrays = jax_arrays(a_tensor=a_tensor, b_tensor=b_tensor, sfa_tensor=sfa_tensor, sfb_tensor=sfb_tensor)
+    flat = arrays["a_tensor"].ndim == 2 and arrays["b_tensor"].ndim == 2
+    if flat:
+        arrays |= {name: arrays[name][:, :, None] for name in ("a_tensor", "b_tensor")}
     out = gemm_swiglu_forward(
-        a[:, :, None] if flat else a,
-        b[:, :, None] if flat else b,
-        alpha,
-        "n",
-        ab12_dtype,
-        c_dtype,
-        acc_dtype,
-        mma_tiler_mn,
-        cluster_shape_mn,
-        sfa_tensor,
-        sfb_tensor,
-        None,
-        sf_vec_size,
-        vector_f32,
-        ab12_stages,
+        **arrays,
+        alpha=alpha,
+        ab12_dtype=ab12_dtype,
+        c_dtype=c_dtype,
+        acc_dtype=acc_dtype,
+        mma_tiler_mn=mma_tiler_mn,
+        cluster_shape_mn=cluster_shape_mn,
+        sf_vec_size=sf_vec_size,
+        vector_f32=vector_f32,
+        ab12_stages=ab12_stages,
         backend=backend,
     )
     ab12, c = out[0], out[1]
@@ -236,11 +255,13 @@ def gemm_swiglu_jax_backward(
     return out[0], out[1]
 
 
-def refuse_block_scaled(**tensors: Any) -> None:
-    given = ", ".join(name for name, tensor in tensors.items() if tensor is not None)
-    raise NotYetSupportedError(
-        given,
-        got="scale factors (block-scaled mode)",
-        wanted="standard mode: no scale factors",
-        remedy="dequantise the operands to bfloat16, which holds MXFP8, MXFP4 and NVFP4 values, and omit them",
-    )
+def require_both_scales(sfa_tensor: Any, sfb_tensor: Any) -> None:
+    """Raises OptionError unless both operands' scale factors are there."""
+    for name, scales in (("sfa_tensor", sfa_tensor), ("sfb_tensor", sfb_tensor)):
+        if scales is None:
+            raise OptionError(
+                name,
+                got="None",
+                wanted="scale factors of both operands, as the call is of the block-scaled mode",
+                remedy="pass both, or none of sfa_tensor, sfb_tensor and norm_const_tensor",
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -14,7 +15,7 @@ from cudnn_fe.gemm.kernels import gemm_kernels
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT, major_of, matrix_output, require_matrices
 from cudnn_fe.gemm.problem import GemmProblem
 
-__all__ = ["BLOCK", "FORWARD", "GemmSwiglu"]
+__all__ = ["BLOCK", "FORWARD", "GemmSwiglu", "require_pairs", "require_positive"]
 
 BLOCK = 32  # columns of value, then of gate, that alternate along N
 
@@ -47,14 +48,8 @@ class GemmSwiglu(GemmProblem):
         if accumulator not in DTYPES:
             raise DTypeError("acc_dtype", got=accumulator, wanted="float32 or float16", remedy="use float32")
         inputs, ab12s, cs = DTYPES[accumulator]
-        _, n, _, _ = require_matrices(a, b, inputs)
-        if n % (2 * BLOCK):
-            raise ShapeError(
-                b.name,
-                got=f"N = {n}",
-                wanted=f"a multiple of {2 * BLOCK}: blocks of {BLOCK} value and {BLOCK} gate columns",
-                remedy="pad the weight to whole pairs of blocks",
-            )
+        require_matrices(a, b, inputs)
+        require_pairs(b)
         ab12, c = (dtype(options[key], operand=key) for key in ("ab12_dtype", "c_dtype"))
         if ab12.is_fp8 and accumulator == "float32":
             raise NotYetSupportedError(
@@ -66,11 +61,7 @@ class GemmSwiglu(GemmProblem):
                     key, got=str(given), wanted=f"one of {', '.join(allowed)}", remedy="choose a listed output dtype"
                 )
         check_tile_hints(options["mma_tiler_mn"], options["cluster_shape_mn"])
-        for key in ("sf_vec_size", "ab12_stages"):
-            if not isinstance(options[key], int) or options[key] < 1:
-                raise OptionError(
-                    key, got=repr(options[key]), wanted="a positive int", remedy="leave it at its default"
-                )
+        require_positive(options, "sf_vec_size", "ab12_stages")
         return cls(a, b, major_of(options["c_major"], "c_major"), ab12, c)
 
     @property
@@ -86,6 +77,24 @@ class GemmSwiglu(GemmProblem):
             matrix_output("ab12_tensor", m, n, batch, major=self.c_major, dtype=self.ab12_dtype, device=self.device),
             matrix_output("c_tensor", m, n // 2, batch, major=self.c_major, dtype=self.c_dtype, device=self.device),
         )
+
+
+def require_pairs(b: TensorSpec) -> None:
+    """Raises ShapeError unless B's rows are whole pairs of blocks."""
+    if b.shape[0] % (2 * BLOCK):
+        raise ShapeError(
+            b.name,
+            got=f"N = {b.shape[0]}",
+            wanted=f"a multiple of {2 * BLOCK}: blocks of {BLOCK} value and {BLOCK} gate columns",
+            remedy="pad the weight to whole pairs of blocks",
+        )
+
+
+def require_positive(options: Mapping[str, Any], *names: str) -> None:
+    """Raises OptionError unless the options of these names are positive ints."""
+    for name in names:
+        if not isinstance(options[name], int) or options[name] < 1:
+            raise OptionError(name, got=repr(options[name]), wanted="a positive int", remedy="leave it at its default")
 
 
 EXAMPLE = """\
@@ -114,8 +123,8 @@ FORWARD = Op(
         TensorRule("b_tensor", "(N, K, L)", OPERAND_LAYOUT, OPERANDS, "operand B, N % 64 == 0; dtype of A"),
         TensorRule("ab12_tensor", "(M, N, L)", "compact, c_major", ("float32", *HALVES), "S, kept for the backward"),
         TensorRule("c_tensor", "(M, N/2, L)", "compact, c_major", HALVES, "the activation"),
-        TensorRule("sfc_tensor", "-", "-", (), "None in standard mode"),
-        TensorRule("amax_tensor", "-", "-", (), "None in standard mode"),
+        TensorRule("sfc_tensor", "-", "-", (), "None without scale factors"),
+        TensorRule("amax_tensor", "-", "-", (), "None without scale factors"),
     ),
     example=EXAMPLE,
     source="Shazeer, GLU Variants Improve Transformer (2020), with silu as the gate; "
@@ -129,7 +138,8 @@ FORWARD = Op(
         "Accepted beyond the vendor: any M, K and L from 0; N need not be a multiple of the tile; operands whose "
         "rows are not multiples of 16 bytes; padded leading dims; NumPy arrays.",
         "The class's `execute(alpha=None)` means the constructor's alpha. The vendor's 1.0 ignores it.",
-        "Block-scaled mode (`sfa_tensor`, `sfb_tensor`, `norm_const_tensor`) raises `NotYetSupportedError`.",
+        "With scale factors (`sfa_tensor`, `sfb_tensor`, and for an FP8 C `norm_const_tensor`) the call is one of "
+        "`gemm_swiglu_scaled_forward`, whose page holds that mode's rules.",
     ),
     results=("ab12_tensor", "c_tensor", "sfc_tensor", "amax_tensor"),
     scalars=("alpha",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
+from cudnn_fe.core.frost import served_by
 from cudnn_fe.core.require import require_finite_positive
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -14,10 +15,6 @@ __all__ = [
     "engram_gate_saved_jax_backward",
     "engram_gate_saved_jax_forward",
 ]
-
-
-def _backend(name: str | None) -> str | None:
-    return None if name == "frost" else name  # the documented name for whatever serves the device
 
 
 def engram_gate_saved_forward(
@@ -63,7 +60,7 @@ def engram_gate_saved_forward(
 
     scalars = (require_finite_positive(eps, "eps"),)
     operands = (x, kv, weight, token_mask)
-    out, saved = call(FORWARD, operands, (), scalars, backend=_backend(backend), stream=current_stream)
+    out, saved = call(FORWARD, operands, (), scalars, backend=served_by(backend), stream=current_stream)
     return TupleDict(out=out, saved=saved)
 
 
@@ -98,7 +95,7 @@ def engram_gate_saved_backward(
     from cudnn_fe.norm_rope.engram_gate.op import BACKWARD  # keeps `import cudnn_fe.norm_rope` light
 
     operands = (x, kv, weight, saved, grad_out)
-    results = call(BACKWARD, operands, (), backend=_backend(backend), stream=current_stream)
+    results = call(BACKWARD, operands, (), backend=served_by(backend), stream=current_stream)
     return TupleDict(zip(("grad_x", "grad_kv", "grad_weight"), results, strict=True))
 
 

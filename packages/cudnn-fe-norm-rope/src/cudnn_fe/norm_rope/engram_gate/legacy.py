@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cudnn_fe.core.frost import check_frost
 from cudnn_fe.core.legacy import Bind, LegacyClass, make_class
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.require import require_finite_positive
 from cudnn_fe.core.tensor import TensorSpec, spec_of
 from cudnn_fe.norm_rope.engram_gate.op import BACKWARD, CHANNELS, FORWARD, STREAMS
-from cudnn_fe.norm_rope.frost import check_frost
 
 __all__ = ["EngramGateSavedBackward", "EngramGateSavedForward"]
 

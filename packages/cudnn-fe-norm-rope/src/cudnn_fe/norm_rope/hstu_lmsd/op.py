@@ -24,7 +24,8 @@ from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 __all__ = ["BACKWARD", "FORWARD", "LmsdBackward", "LmsdForward", "LmsdSpec"]
 
 _MOST_COLUMNS = 1016
-_BLOCKS = 2  # of the backward on one multiprocessor
+_BLOCKS = 4  # of the backward on one multiprocessor: what registers leave room for
+_VECTORS = 2  # that a thread holds of each operand
 _FLAGS = ("apply_u_silu", "concat_u", "concat_x")
 
 
@@ -240,7 +241,7 @@ def _specialise(problem: Any, where: Device) -> LmsdSpec:
     backward = isinstance(problem, LmsdBackward)
     return LmsdSpec(
         columns=problem.x_tensor.shape[1],
-        plan=row_plan(problem.x_tensor.shape[1]),
+        plan=row_plan(problem.x_tensor.shape[1], vectors=_VECTORS),
         apply_u_silu=problem.apply_u_silu,
         concat_u=problem.concat_u,
         concat_x=problem.concat_x,
@@ -290,7 +291,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="Dropout of a gate times LayerNorm, with the dropped-out gate and input put in front on request.",
@@ -351,7 +352,7 @@ BACKWARD = Op(
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
             scratch=_partials,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="Gradients of LayerNorm-Multiply-SiLU-Dropout.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
+from cudnn_fe.core.frost import check_frost
 from cudnn_fe.core.tuple_dict import TupleDict
-from cudnn_fe.norm_rope.frost import check_frost
 
 __all__ = ["rope_qdq_inplace_forward", "rope_qdq_jax_forward"]
 

@@ -145,7 +145,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="Rotary embedding of the last 64 channels, then every group of channels rounded to FP4 or FP8, in place.",

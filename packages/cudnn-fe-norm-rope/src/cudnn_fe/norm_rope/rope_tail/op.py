@@ -117,7 +117,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="Rotary embedding of the last 64 channels by per-token tables; the other channels are copied bit for bit.",

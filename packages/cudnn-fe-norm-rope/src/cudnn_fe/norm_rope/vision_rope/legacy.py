@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cudnn_fe.core.frost import check_frost
 from cudnn_fe.core.legacy import LegacyClass, make_class
 from cudnn_fe.core.op import Problem
 from cudnn_fe.core.tensor import TensorSpec, spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
-from cudnn_fe.norm_rope.frost import check_frost
 from cudnn_fe.norm_rope.vision_rope import vision_rope_backward
 from cudnn_fe.norm_rope.vision_rope.op import BACKWARD
 

@@ -7,7 +7,7 @@ from typing import Any
 from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.require import require_one_of
 
-__all__ = ["check_frost"]
+__all__ = ["check_frost", "served_by"]
 
 
 def check_frost(backend: Any, **tensors: Any) -> None:
@@ -24,3 +24,8 @@ def check_frost(backend: Any, **tensors: Any) -> None:
                 wanted="one that does not: no derivative is recorded",
                 remedy="detach it",
             )
+
+
+def served_by(backend: str | None) -> str | None:
+    """The backend that a function with both meanings was asked for: ``"frost"`` names whatever serves the device."""
+    return None if backend == "frost" else backend

@@ -1,0 +1,61 @@
+"""A part of a matrix in global memory: what loaders read and epilogues write, wherever it comes from."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from cutlass import Int32, Int64
+
+__all__ = ["MatrixPart"]
+
+
+class MatrixPart(NamedTuple):
+    """Rows and columns from some element of a matrix on. K counts as an operand's columns.
+
+    Attributes:
+        address: Of the first element.
+        row_stride: Bytes from row to row.
+        column_stride: Bytes from column to column.
+        rows: Rows left; none if 0 or less.
+        columns: Columns left.
+    """
+
+    address: Int64
+    row_stride: Int64
+    column_stride: Int64
+    rows: Int32
+    columns: Int32
+
+    @staticmethod
+    def of(tensor: Any, batch: Any = None, batch_dim: int = 2) -> MatrixPart:
+        """A (rows, columns) tensor, or one matrix of (rows, columns, L), where ``batch_dim`` tells L."""
+        size = tensor.element_type.width // 8
+        dims = [dim for dim in range(len(tensor.shape)) if batch is None or dim != batch_dim]
+        row_stride, column_stride = (Int64(tensor.stride[dim]) * size for dim in dims)
+        address = tensor.iterator.toint()
+        if batch is not None:
+            address += Int64(batch) * (Int64(tensor.stride[batch_dim]) * size)
+        rows, columns = (Int32(tensor.shape[dim]) for dim in dims)
+        return MatrixPart(address, row_stride, column_stride, rows, columns)
+
+    @staticmethod
+    def of_vector(tensor: Any) -> MatrixPart:
+        """A (rows,) tensor as one column."""
+        size = tensor.element_type.width // 8
+        return MatrixPart(
+            tensor.iterator.toint(), Int64(tensor.stride[0]) * size, Int64(size), Int32(tensor.shape[0]), Int32(1)
+        )
+
+    def from_row(self, row: Any, rows: Any = None) -> MatrixPart:
+        """What begins at a row; ``rows`` says how many are left there, if fewer than to the end."""
+        left = self.rows - row if rows is None else rows
+        return self._replace(address=self.address + Int64(row) * self.row_stride, rows=left)
+
+    def from_column(self, column: Any, columns: Any = None) -> MatrixPart:
+        """What begins at a column; ``columns`` says how many are left there, if fewer than to the end."""
+        left = self.columns - column if columns is None else columns
+        return self._replace(address=self.address + Int64(column) * self.column_stride, columns=left)
+
+    def transposed(self) -> MatrixPart:
+        """Rows as columns."""
+        return MatrixPart(self.address, self.column_stride, self.row_stride, self.columns, self.rows)

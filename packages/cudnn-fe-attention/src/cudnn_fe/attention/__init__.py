@@ -10,14 +10,6 @@ from cudnn_fe.attention.block_sparse import (
 )
 from cudnn_fe.attention.block_sparse_fp8 import block_sparse_attention_fp8_forward
 from cudnn_fe.attention.csa_compressor import csa_compressor_backward, csa_compressor_forward
-from cudnn_fe.attention.flex import (
-    MaskPlan,
-    create_mask_plan,
-    flex_attention,
-    flex_attention_backward,
-    flex_attention_forward,
-    flex_attn_func,
-)
 from cudnn_fe.attention.dsa import (
     dsa_compactify_forward,
     dsa_dense_attn_score_forward,
@@ -32,6 +24,14 @@ from cudnn_fe.attention.dsa import (
     dsa_sparse_attention_forward,
     dsa_sparse_attn_score_forward,
     dsa_sparse_indexer_score_forward,
+)
+from cudnn_fe.attention.flex import (
+    MaskPlan,
+    create_mask_plan,
+    flex_attention,
+    flex_attention_backward,
+    flex_attention_forward,
+    flex_attn_func,
 )
 from cudnn_fe.attention.hca import aligned_hca_backward
 from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
@@ -53,10 +53,6 @@ __all__ = [
     "create_mask_plan",
     "csa_compressor_backward",
     "csa_compressor_forward",
-    "flex_attention",
-    "flex_attention_backward",
-    "flex_attention_forward",
-    "flex_attn_func",
     "dsa_compactify_forward",
     "dsa_dense_attn_score_forward",
     "dsa_dense_indexer_backward",
@@ -70,6 +66,10 @@ __all__ = [
     "dsa_sparse_attention_forward",
     "dsa_sparse_attn_score_forward",
     "dsa_sparse_indexer_score_forward",
+    "flex_attention",
+    "flex_attention_backward",
+    "flex_attention_forward",
+    "flex_attn_func",
     "hstu_attention_backward",
     "hstu_attention_forward",
     "nsa_compression_attention_forward",

@@ -4,6 +4,7 @@ from cudnn import api_base as api_base
 from cudnn import block_sparse_attention as block_sparse_attention
 from cudnn import collect_env as collect_env
 from cudnn import csa as csa
+from cudnn import deepseek_sparse_attention as deepseek_sparse_attention
 from cudnn import engram as engram
 from cudnn import flex_attention as flex_attention
 from cudnn import gemm as gemm

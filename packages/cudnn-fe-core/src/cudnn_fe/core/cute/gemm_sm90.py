@@ -79,9 +79,6 @@ class GemmSm90:
 
         A tile's blocks must fill the slots evenly: else its last block and the next one's first would share one.
         """
-        if self.tile.stages:
-            fit = (free - self.tile.stages * self.stage_bytes) // slot_bytes
-            return max(n for n in range(1, min(fit, blocks) + 1) if blocks % n == 0), self.tile.stages
         two = (free - 2 * slot_bytes) // self.stage_bytes
         one = (free - slot_bytes) // self.stage_bytes
         return (2, two) if one == two and blocks % 2 == 0 else (1, one)

@@ -170,10 +170,11 @@ for function in (step, jax.grad(loss, (0, 1, 2, 4))):
 """
 
 
-def test_jax_lowers_every_op_and_the_gradients_for_cuda() -> None:
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_jax_lowers_every_op_and_the_gradients_for_cuda(arch: str) -> None:
     """In a process of its own, which names a GPU target without having one."""
     pytest.importorskip("jax")
-    environment = {**os.environ, "CUTE_DSL_ARCH": "sm_80", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "CUTE_DSL_ARCH": arch, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", LOWER], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     forward, gradient = done.stdout.split("\n")[:2]

@@ -157,6 +157,16 @@ def test_nan_and_inf_reach_exactly_what_depends_on_them(kind: str, poison: float
     assert bool(ok[torch.arange(200, device=CUDA) != 17][:, :, 1].all())
 
 
+@pytest.mark.parametrize("backend", ["auto", "portable"])
+def test_every_nan_of_float32_stays_nan_in_tf32(backend: str) -> None:
+    a, b = random(64, 64, 1, "float32"), random(64, 64, 1, "float32", seed=1)
+    for row, bits in enumerate((0x7F800001, 0x7FFFFFFF, 0x7FC00000, 0x7F801000)):
+        a.view(torch.int32)[row, 5, 0] = bits
+    out = matmul(a, b, d_dtype="float32", backend=backend)
+    assert bool(out[:4].isnan().all())
+    assert bool(out[4:].isfinite().all())
+
+
 def test_more_than_2_to_31_elements() -> None:
     """AB12 of 2^31 + elements, and an operand whose rows lie beyond 2^31 elements."""
     m, n, k = 70_000, 32_768, 64

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
+from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.hints import check_fixed
 from cudnn_fe.core.legacy import LegacyClass, make_class
-from cudnn_fe.grouped.class_forms import FREE, Bound, Samples, arrange, arrange_wgrad, bound
+from cudnn_fe.grouped.class_forms import FREE, Bound, Mode, Samples, arrange, arrange_wgrad, bound
 from cudnn_fe.grouped.dglu import scalars_of
 from cudnn_fe.grouped.dglu.op import BACKWARD
+from cudnn_fe.grouped.forms import is_narrow
 from cudnn_fe.grouped.glu import check_glu_hints, offset_of
 from cudnn_fe.grouped.glu.op import FORWARD as GLU
+from cudnn_fe.grouped.glu_scaled import glu_numbers
+from cudnn_fe.grouped.glu_scaled.op import NUMBERS, SCALED
+from cudnn_fe.grouped.scaled.classes import FORWARD_INPUTS, FORWARD_OUTPUTS, SCALED_LAYOUT, bind_forward
 from cudnn_fe.grouped.unfused import check_unfused_hints
 from cudnn_fe.grouped.unfused.op import FORWARD
 from cudnn_fe.grouped.wgrad import is_ragged
@@ -64,11 +68,8 @@ _WGRAD_EXECUTE = """a_tensor, b_tensor, sfa_tensor, sfb_tensor, offsets_tensor, 
 def _refuse_scaled(given: Mapping[str, Any]) -> None:
     names = [f"sample_{name}" for name in _SCALED if given.get(f"sample_{name}") is not None]
     if names:
-        raise NotYetSupportedError(
-            ", ".join(names),
-            got="samples",
-            wanted="None: operands without scale factors",
-            remedy="dequantise to bfloat16",
+        raise OptionError(
+            ", ".join(names), got="samples", wanted="None for operands without scale factors", remedy="leave them out"
         )
 
 
@@ -81,6 +82,9 @@ def _bind_unfused(given: Mapping[str, Any]) -> Bound:
 
 
 def _bind_glu(given: Mapping[str, Any]) -> Bound:
+    if is_narrow(given["sample_a"], "a_tensor"):
+        activation = glu_numbers(given["act_func"], None, 1.702, 7.0, -7.0, given["situ_beta1"], 25.0)
+        return bind_forward(SCALED, given, *activation, override=given["sf_fp8_dtype_override"])
     _refuse_scaled(given)
     check_fixed(given["acc_dtype"], m_aligned=given["m_aligned"])
     check_glu_hints(given["mma_tiler_mn"], given["cluster_shape_mn"])
@@ -157,7 +161,11 @@ GroupedGemmSm100 = make_class(
         scalars=(),
         absent=(),
         bind=_bind_unfused,
-        arrange=arrange(FORWARD, _FORWARD_OUTPUTS, canonical_n=True),
+        arrange=arrange(
+            (*FORWARD.problem.operands, "b_ptrs"),
+            _FORWARD_OUTPUTS,
+            Mode(FORWARD, _FORWARD_OUTPUTS, {"canonical_n": True}),
+        ),
         free=FREE,
     ),
     __name__,
@@ -168,13 +176,20 @@ GroupedGemmGluSm100 = make_class(
         op=GLU,
         parameters=_GLU,
         execute=_GLU_EXECUTE,
-        inputs=(*GLU.problem.operands, "b_ptrs"),
-        outputs=_FORWARD_OUTPUTS,
-        scalars=("linear_offset",),
-        absent=(*_ABSENT, "d_col_tensor", "scheduler_counter_tensor"),
+        inputs=FORWARD_INPUTS,
+        outputs=FORWARD_OUTPUTS,
+        scalars=NUMBERS,
+        absent=(),
         bind=_bind_glu,
-        arrange=arrange(GLU, _FORWARD_OUTPUTS, canonical_n=False),
+        arrange=arrange(
+            FORWARD_INPUTS,
+            FORWARD_OUTPUTS,
+            Mode(GLU, _FORWARD_OUTPUTS, {"canonical_n": False}, scalars=1),
+            Mode(SCALED, FORWARD_OUTPUTS, SCALED_LAYOUT, scaled=True),
+        ),
+        fixed=("situ_beta1",),
         free=FREE,
+        modes=(SCALED,),
     ),
     __name__,
 )
@@ -189,7 +204,11 @@ GroupedGemmDgluSm100 = make_class(
         scalars=(),
         absent=(*_ABSENT, "d_col_tensor"),
         bind=_bind_dglu,
-        arrange=arrange(BACKWARD, _BACKWARD_OUTPUTS, canonical_n=True),
+        arrange=arrange(
+            (*BACKWARD.problem.operands, "b_ptrs"),
+            _BACKWARD_OUTPUTS,
+            Mode(BACKWARD, _BACKWARD_OUTPUTS, {"canonical_n": True}),
+        ),
         free=FREE,
     ),
     __name__,

@@ -14,10 +14,17 @@ from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.activation import CLAMP_MAX, CLAMP_MIN, GEGLU_ALPHA
 from cudnn_fe.grouped.device_values import check_device_values
 from cudnn_fe.grouped.dglu.op import BACKWARD
-from cudnn_fe.grouped.forms import all_or_none, as_rows, as_vector, in_form, required_vector, weights_of
+from cudnn_fe.grouped.forms import (
+    all_or_none,
+    as_rows,
+    as_vector,
+    in_form,
+    require_unscaled,
+    required_vector,
+    weights_of,
+)
 from cudnn_fe.grouped.glu import offset_of
 from cudnn_fe.grouped.glu.op import activation
-from cudnn_fe.grouped.scaled import require_unscaled
 from cudnn_fe.grouped.unfused import check_unfused_hints
 
 __all__ = ["grouped_gemm_glu_backward", "grouped_gemm_glu_jax_backward", "scalars_of"]
@@ -151,7 +158,6 @@ def grouped_gemm_glu_backward(
         BackendError: No backend serves the call, with every backend's reason.
     """
     require_unscaled(
-        a_tensor,
         sfa_tensor=(sfa_tensor, None),
         sfb_tensor=(sfb_tensor, None),
         sfb_ptrs=(sfb_ptrs, None),

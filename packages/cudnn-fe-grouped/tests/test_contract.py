@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any
 
 import numpy as np
@@ -211,14 +210,9 @@ def test_wrappers_are_the_functions_under_old_names(kind: str) -> None:
     assert wrapper.supports_bf16_canonical_layouts
 
 
-def test_gpu_runs_the_reference_with_a_warning() -> None:
+def test_a_gpu_runs_a_kernel_unless_the_reference_is_named() -> None:
     specs = [spec_of(given()[name], name) for name in FORWARD.problem.operands[:5]]
     problem = FORWARD.bind(*specs, None, d_dtype="bfloat16", c_dtype="bfloat16", generate_c=False).placed("cuda:0")
-    from cudnn_fe.core import experimental
-
-    experimental._reset_for_tests()
-    with pytest.warns(UserWarning, match="grouped_gemm_forward has no GPU kernels yet"):
-        assert choose(FORWARD, problem, on=Device("cuda:0", (9, 0), 132, "H200")).backend == "reference"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        choose(FORWARD, problem, on=Device("cuda:0", (9, 0), 132, "H200"))
+    ampere = Device("cuda:0", (8, 0), 108, "A100")
+    assert choose(FORWARD, problem, on=ampere).backend == "portable"
+    assert choose(FORWARD, problem, "reference", on=ampere).backend == "reference"

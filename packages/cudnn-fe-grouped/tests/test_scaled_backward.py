@@ -21,9 +21,9 @@ KEYS = ["d_row_tensor", "d_col_tensor", "dprob_tensor", "dbias_tensor", "amax_te
         "sfd_col_tensor"]  # fmt: skip
 
 
-def kept(case: Case, width: int, kind: type = np.float32) -> Any:
+def kept(case: Case, width: int) -> Any:
     """C of a forward, NaN in rows past the end."""
-    c = (2 * np.random.default_rng(9).standard_normal((case.m, width))).astype(kind)
+    c: Any = (2 * np.random.default_rng(9).standard_normal((case.m, width))).astype(np.float32)
     c[~case.inside] = np.nan
     return c
 
@@ -54,8 +54,9 @@ def exact(case: Case, act: str, c: Any, *, beta: bool) -> tuple[Any, Any, Any, A
     leaf = torch.tensor(np.nan_to_num(c.astype(np.float64)) * scale * case.inside[:, None], requires_grad=True)
     prob = case.prob.astype(np.float64)[:, None]
     result = value(act, leaf)
-    (slope,) = torch.autograd.grad(result, leaf, torch.ones_like(result))
-    slope, found = slope.numpy(), result.detach().numpy()
+    (steep,) = torch.autograd.grad(result, leaf, torch.ones_like(result))
+    found = result.detach().numpy()
+    slope: Any = steep.numpy()
 
     def wide(x: Any) -> Any:
         if not gated:

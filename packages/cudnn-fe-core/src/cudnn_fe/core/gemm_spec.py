@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["GemmSpec", "GemmTile", "Major"]
+__all__ = ["GemmSpec", "GemmTile", "Major", "operand_alignment"]
 
 Major = Literal["k", "mn"]
 
@@ -80,3 +81,18 @@ class GemmSpec:
     def is_fp8(self) -> bool:
         """Whether the operands are FP8, whose products lose bits unless promoted to float32 along K."""
         return dtype(self.a_dtype).is_fp8
+
+
+def operand_alignment(spec: TensorSpec, dense: int) -> int:
+    """Bytes, up to 16, that divide an operand's address, its strides other than that of dim ``dense``, and its rows.
+
+    Args:
+        spec: The operand.
+        dense: Its contiguous dim.
+    """
+    steps = [step for dim, step in enumerate(spec.strides) if dim != dense and spec.shape[dim] > 1]
+    found = spec.alignment
+    for count in (*steps, spec.shape[dense]):
+        nbytes = count * spec.dtype.itemsize
+        found = min(found, nbytes & -nbytes) if nbytes else found
+    return found

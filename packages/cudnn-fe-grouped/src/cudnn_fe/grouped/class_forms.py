@@ -75,7 +75,7 @@ class Samples:
                 remedy="choose one",
             )
         if dense:
-            self.options = {"n": 0, "n_major": False}
+            self.options = {"n": 0, "n_major": False, "zero_tail": False}
             return
         n, k = tuple(given["b_shape"])[:2]
         per_element = 2 if a.dtype.name in ("uint8", "float4_e2m1fn") else 1
@@ -86,7 +86,7 @@ class Samples:
         self.specs["b_tensor"], options = weights_of(
             a, None, self.addresses("b_ptrs"), n, given["b_dtype"], given.get("b_major", "k"), **layout
         )
-        self.options = dict(options)
+        self.options = {**dict(options), "zero_tail": False}
         if "sfb_tensor" in self.specs or is_narrow(a, "a_tensor"):
             self.specs["sfb_tensor"] = self.addresses("sfb_ptrs") if is_narrow(a, "a_tensor") else None
 

@@ -240,6 +240,7 @@ def grouped_gemm_glu_backward(
         ("generate_dbias", generate_dbias),
         ("generate_activation", activation_tensor is not None),
         ("round_dgrad", round_dgrad_to_input_dtype),
+        ("zero_tail", activation_tensor is None),
         *form,
     )
     numbers = scalars_of(act_func, linear_offset, geglu_alpha, glu_clamp_max, glu_clamp_min)

@@ -13,6 +13,7 @@ from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.grouped.arrays import BLOCK
 from cudnn_fe.grouped.glu.op import Activation, activation
+from cudnn_fe.grouped.kernels import DGLU_KERNELS
 from cudnn_fe.grouped.operands import (
     FLOATS,
     GROUP_NOTES,
@@ -109,7 +110,7 @@ BACKWARD = Op(
     package="cudnn-fe-grouped",
     problem=GroupedGemmDglu,
     reference="cudnn_fe.grouped.dglu.reference:grouped_gemm_dglu",
-    kernels=(),
+    kernels=DGLU_KERNELS,
     summary="Each row of a gradient times its expert's weights, then through the derivative of SwiGLU or GeGLU.",
     formula=r"R = \alpha_g^2 \sum_k A_{mk} B_{gnk}, \quad G = \beta_g C_{m,\,64i+j},\; U = \beta_g C_{m,\,64i+32+j}; "
     r"\qquad D_G = p_m R\, \partial_G f, \; D_U = p_m R\, \partial_U f, \; dp_m = \sum_n R f(G, U)",
@@ -150,5 +151,4 @@ BACKWARD = Op(
         "grouped_gemm_dglu_backward",
     ),
     jax_name="grouped_gemm_glu_jax_backward",
-    reference_on_gpu=True,
 )

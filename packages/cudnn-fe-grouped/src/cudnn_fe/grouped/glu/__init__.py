@@ -168,15 +168,16 @@ def grouped_gemm_glu_forward(
     rows, prob = as_rows(a_tensor, "a_tensor"), required_vector(prob_tensor, "prob_tensor")
     check_device_values(padded_offsets, rows.shape[0], b_ptrs)
     operands = (rows, weights, padded_offsets, alpha_tensor, prob, bias_tensor)
+    buffers = Buffers(outs, "d_tensor", "c_tensor" if generate_c else "")
     options = (
         ("act_func", act_func),
         ("d_dtype", d_dtype or "bfloat16"),
         ("c_dtype", c_dtype or "bfloat16"),
         ("generate_c", generate_c),
+        ("zero_tail", buffers.rows is None),
         *form,
     )
     scalars = (offset_of(act_func, linear_offset),)
-    buffers = Buffers(outs, "d_tensor", "c_tensor" if generate_c else "")
     d, c = call(FORWARD, operands, options, scalars, backend=backend, stream=current_stream, outs=buffers.rows)
     return buffers.results(
         c_tensor=in_form(c, a_tensor.ndim) if generate_c else None,

@@ -11,6 +11,7 @@ from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.grouped.arrays import BLOCK
+from cudnn_fe.grouped.kernels import rows_kernels
 from cudnn_fe.grouped.operands import (
     FLOATS,
     GROUP_NOTES,
@@ -108,7 +109,7 @@ FORWARD = Op(
     package="cudnn-fe-grouped",
     problem=GroupedGemmGlu,
     reference="cudnn_fe.grouped.glu.reference:grouped_gemm_glu",
-    kernels=(),
+    kernels=rows_kernels("glu"),
     summary="Each row times its expert's weights, then SwiGLU or GeGLU over alternating 32-column blocks.",
     formula=r"C_{mn} = \alpha_g \sum_k A_{mk} B_{gnk} + b_{ng}, \quad G = C_{m,\,64i+j},\; U = C_{m,\,64i+32+j}, "
     r"\qquad D_{m,\,32i+j} = \sigma(G)\, G\, U\, p_m",
@@ -137,5 +138,4 @@ FORWARD = Op(
     legacy=("grouped_gemm_glu_wrapper_sm100", "GroupedGemmGluSm100", "grouped_gemm_glu_jax_sm100"),
     jax_name="grouped_gemm_glu_jax_forward",
     gradient="cudnn_fe.grouped.glu.gradient:GRADIENT",
-    reference_on_gpu=True,
 )

@@ -9,6 +9,7 @@ from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.grouped.kernels import rows_kernels
 from cudnn_fe.grouped.operands import FLOATS, GROUP_NOTES, GroupedRows, output, output_dtype, require_bias, row_fields
 
 __all__ = ["FORWARD", "GroupedGemm"]
@@ -75,7 +76,7 @@ FORWARD = Op(
     package="cudnn-fe-grouped",
     problem=GroupedGemm,
     reference="cudnn_fe.grouped.unfused.reference:grouped_gemm",
-    kernels=(),
+    kernels=rows_kernels("unfused"),
     summary="Each row of a buffer times its expert's weights, scaled by expert and by row.",
     formula=r"C_{mn} = \alpha_g \sum_k A_{mk} B_{gnk}, \quad D_{mn} = p_m C_{mn}; \qquad "
     r"\text{with bias } D_{mn} = C_{mn} = \alpha_g \sum_k A_{mk} B_{gnk} + p_m b_{ng}",
@@ -96,5 +97,4 @@ FORWARD = Op(
     legacy=("grouped_gemm_wrapper_sm100", "GroupedGemmSm100", "grouped_gemm_jax_sm100"),
     jax_name="grouped_gemm_jax_forward",
     gradient="cudnn_fe.grouped.unfused.gradient:GRADIENT",
-    reference_on_gpu=True,
 )

@@ -12,6 +12,7 @@ from cudnn_fe.core.errors import DTypeError, ShapeError, StrideError
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.require import require_dtype, require_same_device
 from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.grouped.kernels import WGRAD_KERNELS
 from cudnn_fe.grouped.operands import (
     FLOATS,
     GROUP_NOTES,
@@ -124,7 +125,7 @@ WGRAD = Op(
     package="cudnn-fe-grouped",
     problem=GroupedWgrad,
     reference="cudnn_fe.grouped.wgrad.reference:grouped_wgrad",
-    kernels=(),
+    kernels=WGRAD_KERNELS,
     summary="The weight gradient of each expert, summed over its own rows.",
     formula=r"W_{ghi} = \sum_{t \in g} A_{ht} B_{ti}",
     tensors=(
@@ -147,5 +148,4 @@ WGRAD = Op(
     results=("wgrad_tensor",),
     legacy=("grouped_gemm_wgrad_wrapper_sm100", "GroupedGemmWgradSm100", "grouped_gemm_wgrad_jax_sm100"),
     jax_name="grouped_gemm_wgrad_jax_forward",
-    reference_on_gpu=True,
 )

@@ -82,7 +82,7 @@ def print_loads(console: Console, outcome: Outcome, config: DemoConfig) -> None:
     even = outcome.routing[0].size / config.experts
     columns = ["block", *(str(index) for index in range(config.experts)), "largest / even"]
     rows = [[str(index), *map(str, row.tolist()), f"{row.max() / even:.2f}"] for index, row in enumerate(counts)]
-    console.print(table("Last step: tokens of each expert, by block", columns, rows, right=columns))
+    console.print(table("Tokens per expert and block, last step", columns, rows, right=columns))
 
 
 def print_sample(console: Console, config: DemoConfig, text: str) -> None:

@@ -98,9 +98,12 @@ def test_the_vendors_module_paths_lead_to_the_same_objects() -> None:
 MODULE_PATHS = {
     "block_sparse_attention": "BSA block_sparse_attention_backward block_sparse_attention_forward",
     "csa": "CSA CSACompressorBackward CSACompressorForward csa_compressor_backward_wrapper",
+    "deepseek_sparse_attention": "DSA AlignedHCABackward aligned_hca_backward_wrapper",
     "flex_attention": "FlexAttentionBwd FlexAttentionFwd create_mask_plan flex_attn_func",
     "hstu.hstu_attention": "hstu_attention_backward hstu_attention_forward",
     "native_sparse_attention": "NSA",
+    "sdpa.bwd": "CompactGqaBackward compact_gqa_backward Nvfp4AttentionQatBackward",
+    "sdpa.bwd.qat": "Nvfp4AttentionQatBackward nvfp4_attention_qat_backward",
 }
 
 

@@ -218,7 +218,7 @@ def test_memory_is_bounded_by_steps() -> None:
     import array_api_compat.numpy as xp
 
     rows = 1000
-    carry, (order,) = over_rows(xp, np.zeros(1), rows, 1 << 20, body, 0)
+    carry, (order,) = over_rows(xp, np.zeros(1), rows, 1 << 18, body, 0)
     assert max(sizes) == 4
     assert carry == rows
     assert np.array_equal(order, np.arange(rows))

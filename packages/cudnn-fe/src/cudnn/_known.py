@@ -38,11 +38,15 @@ _NAMES = {
     "cudnn-fe-attention": (
         "AlignedHCABackward BSA CSA CSACompressorBackward CSACompressorForward CompactGqaBackward DSA "
         "FlexAttentionBwd FlexAttentionFwd GatedAttentionBlockBwd GatedAttentionBlockFwd NSA "
-        "Nvfp4AttentionQatBackward aligned_hca_backward_wrapper block_sparse_attention_backward "
+        "Nvfp4AttentionQatBackward aligned_hca_backward aligned_hca_backward_wrapper block_sparse_attention_backward "
         "block_sparse_attention_forward block_sparse_attention_fp8_forward block_sparse_attention_jax "
         "block_sparse_attention_jax_backward block_sparse_attention_jax_forward compact_gqa_backward "
         "create_mask_plan csa_compressor_backward csa_compressor_backward_wrapper csa_compressor_forward "
-        "csa_compressor_forward_wrapper fla flex_attention_backward "
+        "csa_compressor_forward_wrapper dsa_compactify_forward dsa_dense_attn_score_forward "
+        "dsa_dense_indexer_backward dsa_dense_indexer_score_forward dsa_indexer_backward dsa_indexer_forward "
+        "dsa_indexer_fused_top_k_forward dsa_indexer_top_k_forward dsa_local_to_global_forward "
+        "dsa_sparse_attention_backward dsa_sparse_attention_forward dsa_sparse_attn_score_forward "
+        "dsa_sparse_indexer_score_forward fla flex_attention_backward "
         "flex_attention_forward flex_attn_func gated_attention_block "
         "gated_attention_block_backward gated_attention_block_forward hstu_attention_backward "
         "hstu_attention_forward jax.block_sparse_attention nsa_compression_attention_forward "
@@ -50,7 +54,7 @@ _NAMES = {
         "nsa_sliding_window_attention_forward nsa_topk_reduction_forward nvfp4_attention_qat_backward "
         "ops.block_sparse_attention_backward ops.block_sparse_attention_backward_jax "
         "ops.block_sparse_attention_forward ops.block_sparse_attention_forward_jax "
-        "ops.block_sparse_attention_fp8_forward sdpa_torch"
+        "ops.block_sparse_attention_fp8_forward sdpa_backward sdpa_torch"
     ),
     "cudnn-fe-norm-rope": (
         "EngramGateSavedBackward EngramGateSavedForward RmsNormRhtAmaxSm100 RopeQDQInplace TailRoPEForward "

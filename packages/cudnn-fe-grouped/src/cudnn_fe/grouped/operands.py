@@ -110,7 +110,12 @@ class GroupedRows(Problem):
         }
 
 
-def row_fields(*operands: TensorSpec | None, options: Mapping[str, Any], dtypes: tuple[str, ...]) -> dict[str, Any]:
+def row_fields(
+    *operands: TensorSpec | None,
+    options: Mapping[str, Any],
+    dtypes: tuple[str, ...],
+    prob_dtypes: tuple[str, ...] = ("float32",),
+) -> dict[str, Any]:
     """Validate A, B, offsets, alpha and prob, and return the fields of `GroupedRows`."""
     a, b, offsets, alpha, prob = operands
     assert a is not None
@@ -128,7 +133,7 @@ def row_fields(*operands: TensorSpec | None, options: Mapping[str, Any], dtypes:
         _require_dense(a, b, count, dtypes)
     require_rows(alpha, (count,), "(L,)", "float32")
     if prob is not None:
-        require_rows(prob, a.shape[:1], "(M,)", "float32")
+        require_rows(prob, a.shape[:1], "(M,)", *prob_dtypes)
     require_same_device(a, b, offsets, alpha, prob)
     return {
         "a_tensor": a,

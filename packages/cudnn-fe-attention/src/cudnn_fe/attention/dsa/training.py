@@ -23,7 +23,7 @@ __all__ = ["sparse_attention", "sparse_attention_score_recompute"]
 
 def _scale(q: Any, given: Any) -> float:
     if given is None:
-        return float(max(q.shape[-1], 1)) ** -0.5
+        return float(max(q.shape[-1], 1) ** -0.5)
     if isinstance(given, bool) or not isinstance(given, Real):
         raise DTypeError("softmax_scale", got=repr(given), wanted="a real number", remedy="pass a Python float")
     if not math.isfinite(given) or given <= 0:

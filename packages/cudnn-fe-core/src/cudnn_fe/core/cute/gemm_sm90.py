@@ -71,13 +71,19 @@ class GemmSm90:
         self.stage_bytes = (tile.m + tile.n) * mainloop_sm90.STAGE_BYTES_K
         slot_bytes = self.consumers * sum(output.bytes for output in outputs)
         free = SMEM_BYTES - BARRIER_BYTES
-        self.slots = 2 if (free - 2 * slot_bytes) // self.stage_bytes == (free - slot_bytes) // self.stage_bytes else 1
-        if self.row_blocks * self.blocks % self.slots:
-            self.slots = 1  # a tile's last block and the next one's first would share a slot while TMA reads it
-        self.stages = (free - self.slots * slot_bytes) // self.stage_bytes
+        self.slots, self.stages = self._share(free, slot_bytes, self.row_blocks * self.blocks)
         mailbox_bytes = split_k.mailbox_bytes(self.blocks, self.values, tile.split_k) * self.consumers
         if tile.split_k > 1 and (mailbox_bytes > self.stages * self.stage_bytes or self.row_blocks > 1):
             raise ValueError(f"K split in {tile.split_k} needs more shared memory than the stages of {tile} have")
+
+    def _share(self, free: int, slot_bytes: int, blocks: int) -> tuple[int, int]:
+        """Slots for stored blocks and stages for operands in the shared memory there is.
+
+        A tile's blocks must fill the slots evenly: else its last block and the next one's first would share one.
+        """
+        two = (free - 2 * slot_bytes) // self.stage_bytes
+        one = (free - slot_bytes) // self.stage_bytes
+        return (2, two) if one == two and blocks % 2 == 0 else (1, one)
 
     def tiled_mma(self) -> Any:
         """The products of one CTA."""

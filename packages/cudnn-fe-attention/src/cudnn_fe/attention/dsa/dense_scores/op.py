@@ -76,7 +76,7 @@ class DenseIndexerScore(DenseScore):
         """Validate a call; options as in `dsa_dense_indexer_score_forward`."""
         normal_precision(options["precision"], ("bf16", "mxfp8", "mxfp4"))
         precision, extents = bind_indexer(operands, key_heads=None, **options)
-        return cls(*operands, options["ratio"], precision, extents)  # type: ignore[arg-type]
+        return cls(*operands, options["ratio"], precision, extents)  # type: ignore[arg-type, call-arg]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class DenseAttnScore(DenseScore):
         assert q is not None
         assert lse is not None
         require_statistic(lse, q.shape[:-1], "(T, Hq)" if extents.packed else "(B, Sq, Hq)", q)
-        return cls(*operands, options["ratio"], precision, extents)  # type: ignore[arg-type]
+        return cls(*operands, options["ratio"], precision, extents)  # type: ignore[arg-type, call-arg]
 
 
 _RESULTS = (

@@ -63,7 +63,7 @@ class IndexerForward(IndexerProblem):
         """Validate a call; options as in `dsa_indexer_forward`."""
         require_flags(return_lse=options["return_lse"])
         precision, extents = bind_indexer(operands, **options)
-        return cls(*operands, options["ratio"], precision, extents, options["return_lse"])  # type: ignore[arg-type]
+        return cls(*operands, options["ratio"], precision, extents, options["return_lse"])  # type: ignore[arg-type, call-arg]
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -89,7 +89,7 @@ class IndexerTopKForward(IndexerProblem):
         require_top_k(options["top_k"])
         precision, extents = bind_indexer(operands, **options)
         more = options["return_lse"], options["top_k"], *(options[name] for name in names)
-        return cls(*operands, options["ratio"], precision, extents, *more)  # type: ignore[arg-type]
+        return cls(*operands, options["ratio"], precision, extents, *more)  # type: ignore[arg-type, call-arg]
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:

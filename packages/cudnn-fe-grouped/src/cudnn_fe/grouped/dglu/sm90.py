@@ -88,7 +88,8 @@ class _Gradients(FetchingEpilogue):
 
     def __init__(self, spec: RowsSpec) -> None:
         self.spec = spec
-        self.ahead = 2 if dtype(spec.c_dtype or "").bits == 16 else 0  # wider ones would not fit the registers
+        fits = dtype(spec.c_dtype or "").bits == 16 and "activation" not in spec.wanted
+        self.ahead = 2 if fits else 0  # registers for more are not there
 
     def __call__(
         self, block: cute.Tensor, where: BlockPlace, given: _Operands, fetched: Any

@@ -322,7 +322,7 @@ def test_classes() -> None:
     alone = torch.full_like(o, float("nan"))
     FlexAttentionFwd(q, k, v, alone, plan)(q, k, v, alone, other, softmax_scale=0.3)
     assert torch.equal(alone, flex_attention(q, k, v, mask_plan=other, softmax_scale=0.3))
-    with pytest.raises(ValueError, match="execute: got"):
+    with pytest.raises(ValueError, match="max_logit_tensor: got None"):
         forward.execute(q, k, v, o, plan, lse)
     with pytest.raises(ValueError, match="o_tensor"):
         forward.execute(q, k, v, o[:, :-1], plan, lse, max_logit_tensor=top)

@@ -56,7 +56,7 @@ _NAMES = {
         "nsa_sliding_window_attention_forward nsa_topk_reduction_forward nvfp4_attention_qat_backward "
         "ops.block_sparse_attention_backward ops.block_sparse_attention_backward_jax "
         "ops.block_sparse_attention_forward ops.block_sparse_attention_forward_jax "
-        "ops.block_sparse_attention_fp8_forward sdpa_torch"
+        "ops.block_sparse_attention_fp8_forward sdpa_backward sdpa_torch"
     ),
     "cudnn-fe-norm-rope": (
         "EngramGateSavedBackward EngramGateSavedForward RmsNormRhtAmaxSm100 RopeQDQInplace TailRoPEForward "

@@ -45,8 +45,12 @@ from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward
+from cudnn_fe.attention.nvfp4_qat import nvfp4_attention_qat_backward
+from cudnn_fe.attention.sdpa import sdpa_backward
+from cudnn_fe.attention.sdpa.compact_gqa import CompactGqaBackward, compact_gqa_backward
 
 __all__ = [
+    "CompactGqaBackward",
     "MaskPlan",
     "__version__",
     "aligned_hca_backward",
@@ -56,6 +60,7 @@ __all__ = [
     "block_sparse_attention_jax",
     "block_sparse_attention_jax_backward",
     "block_sparse_attention_jax_forward",
+    "compact_gqa_backward",
     "create_mask_plan",
     "csa_compressor_backward",
     "csa_compressor_forward",
@@ -86,4 +91,6 @@ __all__ = [
     "nsa_selection_attention_forward",
     "nsa_sliding_window_attention_forward",
     "nsa_topk_reduction_forward",
+    "nvfp4_attention_qat_backward",
+    "sdpa_backward",
 ]

@@ -103,8 +103,9 @@ class OpClass:
             launch = _reference_launch(self.op, self._problem, specs, wanted)
         arrange = type(self)._arrange
         self._run = _flat(launch, *self._counts, arrange and partial(arrange, self._options))
-        operands = (*self._problem.inputs, *self._outputs)
-        if function is not None and len(operands) == sum(self._counts):
+        if function is not None and arrange is None:
+            groups = zip((self._problem.inputs, self._outputs), self._counts, strict=True)
+            operands = [spec for group, count in groups for spec in (*group, *(None,) * (count - len(group)))]
             index = int(self._problem.device.partition(":")[2])
             self._run = _repeated(self._run, function, operands, len(self._scalars), index)
         self._arguments = None
@@ -250,9 +251,10 @@ def _flat(launch: Launch, input_count: int, output_count: int, arrange: Callable
 
     def run(*arguments: Any, **more: Any) -> None:
         inputs, outputs = arguments[:input_count], arguments[input_count:tensor_count]
+        scalars = arguments[tensor_count:-1]
         if arrange is not None:
-            inputs, outputs = arrange(inputs, outputs)
-        launch(inputs, outputs, arguments[tensor_count:-1], arguments[-1], **more)
+            inputs, outputs, scalars = arrange(inputs, outputs, scalars)
+        launch(inputs, outputs, scalars, arguments[-1], **more)
 
     return run
 
@@ -267,6 +269,7 @@ def _repeated(launch: Launch, function: Launch, specs: Sequence[TensorSpec | Non
 
     from cudnn_fe.core.torch import current_device
 
+    elsewhere = cuda_device_count() > 1  # another device may be current
     scope: dict[str, Any] = {"function": function, "launch": launch, "current_device": current_device}
     scope["agrees"] = torch._C._dynamo.guards.assert_size_stride
     names = [f"t{i}" for i in range(len(specs))]
@@ -286,7 +289,7 @@ def _repeated(launch: Launch, function: Launch, specs: Sequence[TensorSpec | Non
         f"def run({', '.join((*names, *numbers, 'stream'))}):",
         "    try:",
         *[f"        agrees({name}, shape_{name}, strides_{name})" for name, _ in there],
-        f"        if stream is None and {' and '.join(known)} and current_device() == {index}:",
+        f"        if stream is None and {' and '.join(known)}{f' and current_device() == {index}' * elsewhere}:",
         f"            function({', '.join((*[name for name, _ in there], *numbers))})",
         "            return",
         "    except Exception:",

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cudnn_fe.core.device import Device
-from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile, Major
+from cudnn_fe.core.gemm_spec import GemmTile
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.tensor import TensorSpec
-from cudnn_fe.grouped.kernel_spec import RowsSpec, WgradSpec
+from cudnn_fe.grouped.kernel_spec import RowsSpec
+from cudnn_fe.grouped.operands import output
 from cudnn_fe.grouped.tiles import choose_rows_tile, choose_sum_tile
 
 __all__ = ["dglu_sm90", "rows_sm90", "wgrad_sm90"]
 
-_TMA_BYTES = 16  # what the copy engine wants base addresses, strides and stored rows to be multiples of
+_BYTES = 16  # what the copy engine wants base addresses, strides and stored rows to be multiples of
 _MOST_ROWS = 2**30  # beyond which a group's place in the buffer cannot be named to the copy engine
-_PART_COLUMNS, _PART_ROWS = 32, 16  # of the product that one part of dprob, and of dbias, sums
+_PART_COLUMNS, _PART_ROWS = 32, 16  # of the product that one part of dprob, and of dbias, sums: a warp's share
+
+Specialise = Callable[[Any, Device], Any]
 
 
 def _device_refusal(where: Device) -> str | None:
     if where.capability != (9, 0):
         return f"it is written for compute capability 9.0, not {'.'.join(map(str, where.capability))}"
+    return None
+
+
+def _layout_refusal(spec: TensorSpec) -> str | None:
+    if spec.alignment < _BYTES:
+        return f"{spec.name} starts at an address that is not a multiple of {_BYTES} bytes"
+    steps = [step for extent, step in zip(spec.shape, spec.strides, strict=True) if extent > 1 and step != 1]
+    if any(step <= 0 or step * spec.dtype.itemsize % _BYTES for step in steps):
+        return f"{spec.name}'s strides {spec.strides} are not positive multiples of {_BYTES} bytes"
     return None
 
 
@@ -30,18 +45,19 @@ def _operand_refusal(spec: TensorSpec) -> str | None:
     return _layout_refusal(spec)
 
 
-def _layout_refusal(spec: TensorSpec) -> str | None:
-    if spec.alignment < _TMA_BYTES:
-        return f"{spec.name} starts at an address that is not a multiple of {_TMA_BYTES} bytes"
-    steps = [step for extent, step in zip(spec.shape, spec.strides, strict=True) if extent > 1 and step != 1]
-    if any(step <= 0 or step * spec.dtype.itemsize % _TMA_BYTES for step in steps):
-        return f"{spec.name}'s strides {spec.strides} are not positive multiples of {_TMA_BYTES} bytes"
+def _rows_refusal(spec: TensorSpec) -> str | None:
+    if spec.size and spec.shape[-1] * spec.dtype.itemsize % _BYTES:
+        return f"{spec.name}'s rows of {spec.shape[-1]} elements are not multiples of {_BYTES} bytes"
     return None
 
 
-def _output_refusal(spec: TensorSpec) -> str | None:
-    if spec.size and spec.shape[-1] * spec.dtype.itemsize % _TMA_BYTES:
-        return f"{spec.name}'s rows of {spec.shape[-1]} elements are not multiples of {_TMA_BYTES} bytes"
+def _weights_refusal(problem: Any) -> str | None:
+    if not problem.discrete:
+        return _operand_refusal(problem.b_tensor)
+    _, n, k, _ = problem.extents
+    extent = n if problem.n_major else k
+    if extent * problem.a_tensor.dtype.itemsize % _BYTES:
+        return f"rows of {extent} elements, at addresses, are not multiples of {_BYTES} bytes"
     return None
 
 
@@ -49,60 +65,99 @@ def _first(*reasons: str | None) -> str | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _rows_refusal(problem: Any, where: Device) -> str | None:
-    a, b = problem.a_tensor, problem.b_tensor
-    too_many = f"{a.name} has {a.shape[0]} rows, more than 2^30" if a.shape[0] > _MOST_ROWS else None
-    matrices = [spec for spec in problem.outputs if spec.ndim == 2]
+def _too_many(name: str, rows: int) -> str | None:
+    return f"{name} has {rows} rows, more than {_MOST_ROWS}" if rows > _MOST_ROWS else None
+
+
+def _refuse_rows(problem: Any, where: Device) -> str | None:
+    a = problem.a_tensor
     return _first(
-        _device_refusal(where), _operand_refusal(a), _operand_refusal(b), too_many, *map(_output_refusal, matrices)
+        _device_refusal(where),
+        _operand_refusal(a),
+        _weights_refusal(problem),
+        _too_many(a.name, a.shape[0]),
+        *(_rows_refusal(spec) for spec in problem.outputs if spec.ndim == 2),
     )
 
 
-def _dglu_refusal(problem: Any, where: Device) -> str | None:
-    return _first(_rows_refusal(problem, where), _layout_refusal(problem.c_tensor))
+def _refuse_dglu(problem: Any, where: Device) -> str | None:
+    return _first(_refuse_rows(problem, where), _layout_refusal(problem.c_tensor))
 
 
-def _wgrad_refusal(problem: Any, where: Device) -> str | None:
+def _refuse_wgrad(problem: Any, where: Device) -> str | None:
     a, b = problem.a_tensor, problem.b_tensor
-    along_rows = [spec.name for spec, dim in ((a, 0), (b, 1)) if not spec.dense_in(dim)]
-    many = f"{a.name} has {a.shape[1]} columns, more than 2^30" if a.shape[1] > _MOST_ROWS else None
-    cut = f"{along_rows[0]} is contiguous along t, where groups may begin at any element" if along_rows else None
+    cut = [
+        f"{spec.name} is contiguous along t, where an expert's rows may begin at any element"
+        for spec, dim in ((a, 0), (b, 1))
+        if not spec.dense_in(dim)
+    ]
+    result = output("wgrad_tensor", (a.shape[0], b.shape[1]), problem.wgrad_dtype, a.device)
     return _first(
-        _device_refusal(where), _operand_refusal(a), _operand_refusal(b), cut, many, _output_refusal(problem.outputs[0])
+        _device_refusal(where),
+        _operand_refusal(a),
+        _operand_refusal(b),
+        *cut,
+        _too_many(b.name, b.shape[0]),
+        _rows_refusal(result),
     )
 
 
-def _gemm(problem: Any, where: Device, tile: GemmTile, majors: tuple[Major, Major]) -> GemmSpec:
-    a, b = problem.a_tensor, problem.b_tensor
-    results = tuple(spec.dtype.name for spec in problem.outputs)
-    return GemmSpec(a.dtype.name, b.dtype.name, results, *majors, tile=tile, arch=where.arch)
+def _tiled(spec: Any, tile: GemmTile) -> Any:
+    return replace(spec, gemm=replace(spec.gemm, tile=tile, alignment=_BYTES))
 
 
-def _rows_gemm(problem: Any, where: Device) -> GemmSpec:
-    (rows, k), (groups, n, _) = problem.a_tensor.shape, problem.b_tensor.shape
-    tile = choose_rows_tile(rows, groups, n, k, where.multiprocessors)
-    return _gemm(problem, where, tile, ("k", "k" if problem.b_tensor.dense_in(2) else "mn"))
+def _rows_spec(base: Specialise, problem: Any, where: Device) -> RowsSpec:
+    rows, n, _, groups = problem.extents
+    spec: RowsSpec = _tiled(base(problem, where), choose_rows_tile(rows, groups, n, where.multiprocessors))
+    return spec
 
 
-def _rows_spec(problem: Any, where: Device) -> RowsSpec:
-    bias = problem.bias_tensor
-    return RowsSpec(
-        _rows_gemm(problem, where),
-        getattr(problem, "act_func", "none"),
-        prob=problem.prob_tensor is not None,
-        bias_dtype=None if bias is None else bias.dtype.name,
-        wanted=frozenset({"c"} if problem.generate_c else ()),
-        zero_tail=getattr(problem, "zero_tail", True),
+def _wgrad_spec(base: Specialise, problem: Any, where: Device) -> Any:
+    tile = choose_sum_tile(problem.a_tensor.shape[0], problem.b_tensor.shape[1], where.multiprocessors)
+    return _tiled(base(problem, where), tile)
+
+
+def _dglu_scratch(problem: Any, spec: Any) -> tuple[TensorSpec, ...]:
+    """Parts of dprob (columns' blocks, M), and of dbias (places, 2N), which has no rows where it is not wanted."""
+    del spec
+    rows, n, _, groups = problem.extents
+    places = rows // _PART_ROWS + groups + 1 if problem.generate_dbias else 0
+    shapes = (n // _PART_COLUMNS, rows), (places, 2 * n)
+    return tuple(output("scratch", shape, "float32", problem.device) for shape in shapes)
+
+
+def rows_sm90(folder: str, base: Specialise) -> Kernel:
+    """The kernel of the forward in ``cudnn_fe.grouped.<folder>``; ``base`` makes its spec without a tile."""
+    return Kernel(
+        backend="sm90",
+        module=f"cudnn_fe.grouped.{folder}.sm90",
+        refuse=_refuse_rows,
+        specialise=partial(_rows_spec, base),
+        targets=("sm_90a",),
+        verified=("H200",),
     )
 
 
-def _dglu_spec(problem: Any, where: Device) -> RowsSpec:
-    wanted = {"dbias": problem.generate_dbias, "activation": problem.generate_activation}
-    return RowsSpec(
-        _rows_gemm(problem, where),
-        problem.act_func,
-        c_dtype=problem.c_tensor.dtype.name,
-        wanted=frozenset(name for name, given in wanted.items() if given),
-        round_product=problem.round_dgrad,
-        zero_tail=getattr(problem, "zero_tail", True),
+def dglu_sm90(base: Specialise) -> Kernel:
+    """The kernel of the gated activation's backward."""
+    return Kernel(
+        backend="sm90",
+        module="cudnn_fe.grouped.dglu.sm90",
+        refuse=_refuse_dglu,
+        specialise=partial(_rows_spec, base),
+        targets=("sm_90a",),
+        scratch=_dglu_scratch,
+        opt_in=True,
+    )
+
+
+def wgrad_sm90(base: Specialise) -> Kernel:
+    """The kernel of the weight gradient."""
+    return Kernel(
+        backend="sm90",
+        module="cudnn_fe.grouped.wgrad.sm90",
+        refuse=_refuse_wgrad,
+        specialise=partial(_wgrad_spec, base),
+        targets=("sm_90a",),
+        verified=("H200",),
     )

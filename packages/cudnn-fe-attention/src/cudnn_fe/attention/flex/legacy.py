@@ -49,7 +49,7 @@ class _FlexClass(OpClass):
     def _launch(self, q: Any, inputs: Any, outputs: Any, mask_plan: MaskPlan, scale: Any, stream: Any) -> None:
         run = self._run or self._require_compiled()
         match_plan(mask_plan, *q)
-        run(inputs, outputs, (self._scalars[0] if scale is None else softmax_factor(q[0], scale),), stream)
+        run(*inputs, *outputs, self._scalars[0] if scale is None else softmax_factor(q[0], scale), stream)
 
 
 class FlexAttentionFwd(_FlexClass):
@@ -67,6 +67,7 @@ class FlexAttentionFwd(_FlexClass):
     """
 
     op = FORWARD
+    _counts = 6, 3
     _bind = staticmethod(partial(_bound, FORWARD))
 
     def __init__(
@@ -137,6 +138,7 @@ class FlexAttentionBwd(_FlexClass):
     """
 
     op = BACKWARD
+    _counts = 10, 3
     _bind = staticmethod(partial(_bound, BACKWARD))
 
     def __init__(

@@ -138,5 +138,4 @@ FORWARD = Op(
     legacy=("grouped_gemm_glu_wrapper_sm100", "GroupedGemmGluSm100", "grouped_gemm_glu_jax_sm100"),
     jax_name="grouped_gemm_glu_jax_forward",
     gradient="cudnn_fe.grouped.glu.gradient:GRADIENT",
-    reference_on_gpu=True,
 )

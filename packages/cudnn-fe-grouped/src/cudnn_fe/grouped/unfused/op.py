@@ -97,5 +97,4 @@ FORWARD = Op(
     legacy=("grouped_gemm_wrapper_sm100", "GroupedGemmSm100", "grouped_gemm_jax_sm100"),
     jax_name="grouped_gemm_jax_forward",
     gradient="cudnn_fe.grouped.unfused.gradient:GRADIENT",
-    reference_on_gpu=True,
 )

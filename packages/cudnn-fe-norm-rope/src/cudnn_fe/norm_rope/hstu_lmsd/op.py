@@ -280,7 +280,7 @@ _SOURCE = "HSTU: Zhai et al., arXiv:2402.17152. Philox4x32-10: Salmon et al., Pa
 
 FORWARD = Op(
     name="hstu_lmsd_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:lmsd_forward",
     package="cudnn-fe-norm-rope",
     problem=LmsdForward,
     reference="cudnn_fe.norm_rope.hstu_lmsd.reference:forward",
@@ -334,13 +334,14 @@ assert ((y[:, 64:128] != 0) == ((mask & 2) != 0)).all()
     autocast=False,
     scalars=("eps", "scale", "threshold", "seed_low", "seed_high"),
     integers=frozenset({"threshold", "seed_low", "seed_high"}),
+    legacy=("HSTULMSDFwd",),
     jax_name="hstu_lmsd_jax_forward",
     gradient="cudnn_fe.norm_rope.hstu_lmsd.gradient:GRADIENT",
 )
 
 BACKWARD = Op(
     name="hstu_lmsd_backward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:lmsd_backward",
     package="cudnn-fe-norm-rope",
     problem=LmsdBackward,
     reference="cudnn_fe.norm_rope.hstu_lmsd.reference:backward",
@@ -393,5 +394,6 @@ assert dweight.shape == dbias.shape == (64,)
     results=("dx_tensor", "du_tensor", "dweight_tensor", "dbias_tensor"),
     autocast=False,
     scalars=("scale",),
+    legacy=("HSTULMSDBwd",),
     jax_name="hstu_lmsd_jax_backward",
 )

@@ -152,7 +152,7 @@ def _specialise(problem: RmsNormRhtAmax, where: Device) -> RowSpec:
 
 FORWARD = Op(
     name="rmsnorm_rht_amax_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:rht_amax",
     package="cudnn-fe-norm-rope",
     problem=RmsNormRhtAmax,
     reference="cudnn_fe.norm_rope.rmsnorm_rht_amax.reference:rmsnorm_rht_amax",

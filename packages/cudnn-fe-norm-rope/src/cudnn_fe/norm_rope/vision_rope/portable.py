@@ -85,12 +85,13 @@ class _VisionRopeBackward:
             _store_columns(shared + index * _TILE, thread, columns[index])
         target = out.iterator.toint() + token * (3 * _PART) + Int64(first_head * _ROW + quarter * 16)
         for index in cutlass.range_constexpr(_HEADS):
-            _store_row(target + index * _ROW, _turned(*rows[index], cosines, sines), valid)
+            low, high = rows[index]
+            _store_row(target + index * _ROW, _turned(low, high, cosines, sines), valid)
             _store_row(target + index * _ROW + 2 * _PART, copied[index], valid)
         cute.arch.sync_threads()
         for index in cutlass.range_constexpr(_HEADS):
-            of_k = _transposed(shared + index * _TILE, lane, warp)
-            _store_row(target + index * _ROW + _PART, _turned(*of_k, cosines, sines), valid)
+            low, high = _transposed(shared + index * _TILE, lane, warp)
+            _store_row(target + index * _ROW + _PART, _turned(low, high, cosines, sines), valid)
 
     def load_row(self, place: Any, valid: Any) -> tuple[list[Any], list[Any]]:
         """Eight channels of a token, and their partners."""

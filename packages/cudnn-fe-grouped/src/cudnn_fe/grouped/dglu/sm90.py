@@ -20,7 +20,7 @@ from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.vectors import load_words, widen
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.arrays import BLOCK
-from cudnn_fe.grouped.dglu.sums import add_column_parts, add_row_parts, part_place
+from cudnn_fe.grouped.dglu.portable_sums import add_column_parts, add_row_parts, part_place
 from cudnn_fe.grouped.kernel_spec import RowsSpec
 from cudnn_fe.grouped.launch_sm90 import fake_vector, fake_weights, row_groups, row_tables, tensors_and_scalars
 

@@ -32,7 +32,7 @@ def accelerate_fla(verbose: bool = True, *, targets: str | Iterable[str] | None 
     Raises:
         MissingPackageError: An ImportError: flash-linear-attention, or what a named target needs of it, is not there.
         OptionError: No such target, or none named.
-        DTypeError: A TypeError: a target that is no name.
+        OptionTypeError: A TypeError: a target that is no name.
     """
     done = accelerate(targets)
     if verbose and done:
@@ -47,7 +47,7 @@ def restore_fla(*, targets: str | Iterable[str] | None = None) -> None:
 
     Raises:
         OptionError: No such target, or none named.
-        DTypeError: A TypeError: a target that is no name.
+        OptionTypeError: A TypeError: a target that is no name.
     """
     restore(targets)
 

@@ -10,7 +10,7 @@ from threading import RLock
 from typing import Any
 
 from cudnn_fe.attention.fla.versions import fla_version
-from cudnn_fe.core.errors import DTypeError, MissingPackageError, OptionError
+from cudnn_fe.core.errors import MissingPackageError, OptionError, OptionTypeError
 from cudnn_fe.core.op import resolve
 
 __all__ = ["TARGETS", "Target", "accelerate", "patched", "restore"]
@@ -109,7 +109,7 @@ def _named(targets: str | Iterable[str]) -> list[Target]:
 
 def _target(name: Any) -> Target:
     if not isinstance(name, str):
-        raise DTypeError("targets", got=repr(name), wanted="a name, or several", remedy='pass e.g. targets="kda"')
+        raise OptionTypeError("targets", got=repr(name), wanted="a name, or several", remedy='pass e.g. targets="kda"')
     if name not in _BY_NAME:
         raise OptionError("targets", got=repr(name), wanted=f"one of {', '.join(_BY_NAME)}", remedy="name a target")
     return _BY_NAME[name]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.attention.dsa.operands import require_scale
 from cudnn_fe.attention.linear.op import GDN_BACKWARD, GDN_FORWARD, KDA_BACKWARD, KDA_FORWARD
-from cudnn_fe.attention.operands import deliver
+from cudnn_fe.attention.operands import deliver, require_finite
 from cudnn_fe.core.call import call
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.op import Op
@@ -23,7 +22,7 @@ _GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "d_initial_state", "d_a_log", "d_
 
 
 def _scale(q: Any, scale: float | None) -> float:
-    return require_scale(float(max(q.shape[-1], 1)) ** -0.5 if scale is None else scale, "scale")
+    return require_finite(float(max(q.shape[-1], 1)) ** -0.5 if scale is None else scale, "scale")
 
 
 def _forward(op: Op, operands: tuple[Any, ...], scale: float | None, backend: str | None, **options: Any) -> TupleDict:

@@ -1,4 +1,4 @@
-"""Definitions on a GPU: what a CPU gives, the same bits again, and nothing read on the host, so that graphs hold them."""
+"""Definitions on a GPU: what a CPU gives, the same bits again, and no host reads, so that graphs hold them."""
 
 from __future__ import annotations
 

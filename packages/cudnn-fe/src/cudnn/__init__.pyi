@@ -6,10 +6,12 @@ from cudnn import collect_env as collect_env
 from cudnn import csa as csa
 from cudnn import deepseek_sparse_attention as deepseek_sparse_attention
 from cudnn import engram as engram
+from cudnn import fla as fla
 from cudnn import flex_attention as flex_attention
 from cudnn import gemm as gemm
 from cudnn import hstu as hstu
 from cudnn import jax as jax
+from cudnn import linear_attention as linear_attention
 from cudnn import native_sparse_attention as native_sparse_attention
 from cudnn import ops as ops
 from cudnn import rmsnorm_rht_amax as rmsnorm_rht_amax
@@ -52,6 +54,10 @@ from cudnn_fe.attention.hca.legacy import AlignedHCABackward as AlignedHCABackwa
 from cudnn_fe.attention.hca.legacy import aligned_hca_backward_wrapper as aligned_hca_backward_wrapper
 from cudnn_fe.attention.hstu import hstu_attention_backward as hstu_attention_backward
 from cudnn_fe.attention.hstu import hstu_attention_forward as hstu_attention_forward
+from cudnn_fe.attention.linear import gated_delta_net_backward as gated_delta_net_backward
+from cudnn_fe.attention.linear import gated_delta_net_forward as gated_delta_net_forward
+from cudnn_fe.attention.linear import kimi_delta_attention_backward as kimi_delta_attention_backward
+from cudnn_fe.attention.linear import kimi_delta_attention_forward as kimi_delta_attention_forward
 from cudnn_fe.attention.namespaces import BSA as BSA
 from cudnn_fe.attention.namespaces import CSA as CSA
 from cudnn_fe.attention.namespaces import DSA as DSA

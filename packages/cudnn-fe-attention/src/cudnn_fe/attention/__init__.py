@@ -35,10 +35,17 @@ from cudnn_fe.attention.flex import (
 )
 from cudnn_fe.attention.hca import aligned_hca_backward
 from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
+from cudnn_fe.attention.linear import (
+    gated_delta_net_backward,
+    gated_delta_net_forward,
+    kimi_delta_attention_backward,
+    kimi_delta_attention_forward,
+)
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward
+from cudnn_fe.attention.nvfp4_qat import nvfp4_attention_qat_backward
 from cudnn_fe.attention.sdpa import sdpa_backward
 from cudnn_fe.attention.sdpa.compact_gqa import CompactGqaBackward, compact_gqa_backward
 
@@ -74,11 +81,16 @@ __all__ = [
     "flex_attention_backward",
     "flex_attention_forward",
     "flex_attn_func",
+    "gated_delta_net_backward",
+    "gated_delta_net_forward",
     "hstu_attention_backward",
     "hstu_attention_forward",
+    "kimi_delta_attention_backward",
+    "kimi_delta_attention_forward",
     "nsa_compression_attention_forward",
     "nsa_selection_attention_forward",
     "nsa_sliding_window_attention_forward",
     "nsa_topk_reduction_forward",
+    "nvfp4_attention_qat_backward",
     "sdpa_backward",
 ]

@@ -12,9 +12,11 @@ _HSTU = "cudnn_fe.attention.hstu"
 _NSA = "cudnn_fe.attention.nsa"
 _CSA = "cudnn_fe.attention.csa_compressor"
 _SDPA = "cudnn_fe.attention.sdpa"
+_QAT = "cudnn_fe.attention.nvfp4_qat"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
 _DSA = "cudnn_fe.attention.dsa"
 _HCA = "cudnn_fe.attention.hca"
+_LINEAR = "cudnn_fe.attention.linear"
 
 FAMILY = Family(
     name="attention",
@@ -34,6 +36,7 @@ FAMILY = Family(
         f"{_FLEX}.op:FORWARD",
         f"{_FLEX}.op:BACKWARD",
         f"{_SDPA}.op:BACKWARD",
+        f"{_QAT}.op:BACKWARD",
         f"{_DSA}.indexer.op:FORWARD",
         f"{_DSA}.indexer.op:TOP_K",
         f"{_DSA}.top_k.op:FORWARD",
@@ -48,6 +51,10 @@ FAMILY = Family(
         f"{_DSA}.sparse_attention.op:FORWARD",
         f"{_DSA}.sparse_attention.op:BACKWARD",
         f"{_HCA}.op:BACKWARD",
+        f"{_LINEAR}.op:GDN_FORWARD",
+        f"{_LINEAR}.op:GDN_BACKWARD",
+        f"{_LINEAR}.op:KDA_FORWARD",
+        f"{_LINEAR}.op:KDA_BACKWARD",
     ),
     exports={
         "BSA": f"{_NAMESPACES}:BSA",
@@ -83,10 +90,19 @@ FAMILY = Family(
                 "sparse_indexer_score_forward",
             )
         },
+        "gated_delta_net_forward": f"{_LINEAR}:gated_delta_net_forward",
+        "gated_delta_net_backward": f"{_LINEAR}:gated_delta_net_backward",
+        "kimi_delta_attention_forward": f"{_LINEAR}:kimi_delta_attention_forward",
+        "kimi_delta_attention_backward": f"{_LINEAR}:kimi_delta_attention_backward",
+        "jax.kimi_delta_attention": f"{_LINEAR}.jax:kimi_delta_attention",
+        "ops.kimi_delta_attention_forward_jax": f"{_LINEAR}.jax:kimi_delta_attention_forward_jax",
+        "ops.kimi_delta_attention_backward_jax": f"{_LINEAR}.jax:kimi_delta_attention_backward_jax",
         "AlignedHCABackward": f"{_HCA}.legacy:AlignedHCABackward",
         "aligned_hca_backward": f"{_HCA}:aligned_hca_backward",
         "aligned_hca_backward_wrapper": f"{_HCA}.legacy:aligned_hca_backward_wrapper",
         "NSA": f"{_NAMESPACES}:NSA",
+        "Nvfp4AttentionQatBackward": f"{_QAT}.legacy:Nvfp4AttentionQatBackward",
+        "nvfp4_attention_qat_backward": f"{_QAT}:nvfp4_attention_qat_backward",
         "CompactGqaBackward": f"{_SDPA}.compact_gqa:CompactGqaBackward",
         "compact_gqa_backward": f"{_SDPA}.compact_gqa:compact_gqa_backward",
         "sdpa_backward": f"{_SDPA}:sdpa_backward",

@@ -9,8 +9,8 @@ from cudnn_fe.core.gemm_spec import GemmSpec, Major, operand_alignment
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.grouped.hopper import dglu_sm90, rows_sm90, wgrad_sm90
 from cudnn_fe.grouped.kernel_spec import RowsSpec, WgradSpec
-from cudnn_fe.grouped.kernels_sm90 import dglu_sm90, rows_sm90, wgrad_sm90
 from cudnn_fe.grouped.operands import output
 
 __all__ = ["DGLU_KERNELS", "WGRAD_KERNELS", "rows_kernels"]

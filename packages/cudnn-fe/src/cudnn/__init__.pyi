@@ -31,6 +31,8 @@ from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward as nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward as nsa_sliding_window_attention_forward
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward as nsa_topk_reduction_forward
+from cudnn_fe.core.block_scale import block_scale_dequantize as block_scale_dequantize
+from cudnn_fe.core.block_scale import block_scale_quantize as block_scale_quantize
 from cudnn_fe.gemm.amax import gemm_amax_forward as gemm_amax_forward
 from cudnn_fe.gemm.amax import gemm_amax_jax_forward as gemm_amax_jax_forward
 from cudnn_fe.gemm.dsrelu import gemm_srelu_backward as gemm_srelu_backward

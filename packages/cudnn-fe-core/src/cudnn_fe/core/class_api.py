@@ -100,6 +100,10 @@ class OpClass:
             launch = _reference_launch(self.op, self._problem, specs, wanted)
         self._run = _flat(launch, *self._counts)
         operands = (*self._problem.inputs, *self._outputs)
+        if self._modes:  # a mode takes the first of the class's inputs and outputs
+            inputs, outputs = self._problem.inputs, self._outputs
+            absent = [(None,) * (count - len(row)) for count, row in zip(self._counts, (inputs, outputs), strict=True)]
+            operands = (*inputs, *absent[0], *outputs, *absent[1])
         if function is not None and len(operands) == sum(self._counts):
             index = int(self._problem.device.partition(":")[2])
             self._run = _repeated(self._run, function, operands, len(self._scalars), index)

@@ -13,7 +13,15 @@ from cudnn_fe.core.codecs.bits import INF_BITS, NAN_BITS, Array, Namespace, at_m
 from cudnn_fe.core.codecs.encode import encode_bits
 from cudnn_fe.core.errors import OptionError, ShapeError
 
-__all__ = ["BlockScaled", "Recipe", "checked_axis", "factor_bits", "quantize", "quantize_rows_and_columns"]
+__all__ = [
+    "BlockScaled",
+    "Recipe",
+    "checked_axis",
+    "factor_bits",
+    "quantize",
+    "quantize_rows_and_columns",
+    "quotient_of",
+]
 
 Recipe: TypeAlias = Literal["power_of_two", "epilogue", "epilogue_columns", "converter"]
 """How a block's scale follows from its absolute maximum; see `quantize`."""
@@ -142,6 +150,12 @@ def quantize_rows_and_columns(
     )
 
 
+def quotient_of(format: BlockFormat, recipe: Recipe) -> float:
+    """What a recipe multiplies a block's largest magnitude by, to be rounded to float32."""
+    largest = _EPILOGUE_LIMIT.get(format.element) if recipe.startswith("epilogue") else None
+    return 1.0 / (largest or format.element.max)
+
+
 def checked_axis(x: Array, axis: int, operand: str = "x") -> int:
     """The axis counted from 0; raises ShapeError if there is none."""
     rank: int = x.ndim
@@ -192,8 +206,7 @@ def _encode_blocks(
     """Codes (..., count, block) and scale codes (..., count), as int32."""
     if recipe == "converter":
         blocks, factor = multiply_bits(xp, blocks, factor), factor_bits(xp, blocks, None)
-    limit = _EPILOGUE_LIMIT.get(format.element, format.element.max) if recipe.startswith("epilogue") else None
-    quotient = factor_bits(xp, blocks, 1.0 / (limit or format.element.max))
+    quotient = factor_bits(xp, blocks, quotient_of(format, recipe))
     size = blocks & 0x7FFFFFFF
     largest = xp.max(size, axis=-1)  # bit patterns order as numbers do, with NaN above infinity
     if recipe == "power_of_two":

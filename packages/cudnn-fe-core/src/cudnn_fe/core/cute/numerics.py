@@ -12,5 +12,6 @@ __all__ = ["element_type"]
 
 
 def element_type(name: str) -> Any:
-    """The DSL's type of the element type called ``name``."""
-    return getattr(cutlass, dtype(name).cutlass)
+    """The DSL's type of the element type called ``name``; FP4 always comes as pairs, a byte each."""
+    kind = dtype(name)
+    return cutlass.Float4E2M1FNx2 if kind.bits == 4 else getattr(cutlass, kind.cutlass)

@@ -15,7 +15,7 @@ from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
 from cudnn_fe.core.cute.exact import divide, reciprocal_square_root
 from cudnn_fe.core.cute.row_reduce import RowGroups
 from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_global, store_words
-from cudnn_fe.core.cute.small_floats import e2m1_word, e4m3_words
+from cudnn_fe.core.cute.small_floats import e2m1_word, fp8_words, has_fp8
 from cudnn_fe.norm_rope.rmsnorm_silu.op import BLOCK, SiluSpec
 
 __all__ = ["fake_arguments", "launcher"]
@@ -29,7 +29,7 @@ class _RmsNormSilu:
         self.per_row = spec.columns // VECTOR
         self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
         self.tile = spec.plan.threads * spec.plan.vectors
-        self.native_fp8 = not spec.arch.startswith("sm_8") or spec.arch.startswith("sm_89")
+        self.native_fp8 = has_fp8(spec.arch)
 
     @cute.jit
     def launch(self, stream: cuda.CUstream, x: Any, weight: Any, out: Any, scales: Any, eps: Float32) -> None:
@@ -80,7 +80,7 @@ class _RmsNormSilu:
         if cutlass.const_expr(self.spec.out_dtype == "bfloat16"):
             store_words(base + place * 16, narrow_pairs(values), 16, valid)
         elif cutlass.const_expr(self.spec.out_dtype == "float8_e4m3fn"):
-            store_global(base + place * 8, e4m3_words(values, self.native_fp8), 8, valid)
+            store_global(base + place * 8, fp8_words("float8_e4m3fn", values, self.native_fp8), 8, valid)
         else:
             top = Float32(0.0)
             for value in values:
@@ -89,7 +89,7 @@ class _RmsNormSilu:
             divisor = cute.arch.fmax(divide(top, 6.0), Float32(_LEAST_SCALE))
             inverse = divide(1.0, divisor)
             store_global(base + place * 4, [e2m1_word([value * inverse for value in values])], 4, valid)
-            code = e4m3_words([divisor] * 4, self.native_fp8)[0] & 0xFF
+            code = fp8_words("float8_e4m3fn", [divisor] * 4, self.native_fp8)[0] & 0xFF
             at = scales.iterator.toint() + place // (BLOCK // VECTOR)
             store_global(at, [code], 1, valid * (1 - (vector & 1)))
 

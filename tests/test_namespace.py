@@ -95,6 +95,26 @@ def test_the_vendors_module_paths_lead_to_the_same_objects() -> None:
     assert swiglu.gemm_swiglu_jax_sm100 is cudnn.gemm_swiglu_jax_sm100
 
 
+MODULE_PATHS = {
+    "block_sparse_attention": "BSA block_sparse_attention_backward block_sparse_attention_forward",
+    "csa": "CSA CSACompressorBackward CSACompressorForward csa_compressor_backward_wrapper",
+    "deepseek_sparse_attention": "DSA AlignedHCABackward aligned_hca_backward_wrapper",
+    "flex_attention": "FlexAttentionBwd FlexAttentionFwd create_mask_plan flex_attn_func",
+    "hstu.hstu_attention": "hstu_attention_backward hstu_attention_forward",
+    "native_sparse_attention": "NSA",
+    "sdpa.bwd": "CompactGqaBackward compact_gqa_backward",
+}
+
+
+@pytest.mark.parametrize("path", MODULE_PATHS)
+def test_module_paths_of_attention(path: str) -> None:
+    module = importlib.import_module(f"cudnn.{path}")
+    for name in MODULE_PATHS[path].split():
+        assert getattr(module, name) is getattr(cudnn, name)
+    assert all(hasattr(module, name) for name in module.__all__)
+    assert getattr(cudnn, path.split(".", 1)[0]) is importlib.import_module(f"cudnn.{path.split('.', 1)[0]}")
+
+
 BLOCKED = """
 import sys
 class Block:

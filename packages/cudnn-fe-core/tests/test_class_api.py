@@ -283,6 +283,17 @@ def test_a_tensor_of_the_last_call_is_checked_again_when_its_layout_changed(laun
     assert len(launch.seen) == 2
 
 
+def test_the_tensors_of_the_last_call_take_the_short_way(launch: Any) -> None:
+    launch.run(launch.x, launch.y, 1.0, None)
+    long_way: list[Any] = []
+    launch.run.__globals__["launch"] = lambda *arguments: long_way.append(arguments)
+    launch.run(launch.x, launch.y, 2.0, None)
+    assert [arguments[2] for arguments in launch.seen] == [1.0, 2.0]
+    assert long_way == []
+    launch.run(launch.x.clone(), launch.y, 3.0, None)
+    assert len(long_way) == 1
+
+
 def test_launches_keep_no_tensor_alive(launch: Any) -> None:
     x = launch.x.clone()
     for _ in range(2):

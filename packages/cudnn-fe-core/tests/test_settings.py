@@ -20,10 +20,11 @@ def test_defaults_and_every_variable() -> None:
             "CUDNN_FRONTEND_COMPILED_CACHE": "/somewhere",
             "CUDNN_FRONTEND_DISABLE_COMPILED_CACHE": " Yes",
             "CUDNN_FRONTEND_COMPILED_CACHE_MAX_BYTES": "0",
+            "CUDNN_FE_GROUPED_GEMM_VALIDATE_DEVICE_VALUES": "1",
         }
     )
-    assert found == Settings("portable", "/somewhere", True, 0)
-    assert len(fields(Settings)) == 4
+    assert found == Settings("portable", "/somewhere", True, 0, True)
+    assert len(fields(Settings)) == 5
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("no", False)])

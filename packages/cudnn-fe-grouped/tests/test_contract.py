@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from cudnn_fe.grouped.unfused.op import FORWARD
 
 M, K, N, L = 8, 16, 64, 2
 ADDRESSES = np.zeros(L, np.int64)
+DISCRETE = {"b_tensor": None, "b_ptrs": ADDRESSES, "n": N, "b_dtype": "float32"}
 
 
 def given(**changes: Any) -> dict[str, Any]:
@@ -57,7 +57,13 @@ REFUSED: list[tuple[dict[str, Any], str, type[Exception]]] = [
     ({"b_ptrs": ADDRESSES}, "b_tensor, b_ptrs: got both", ValueError),
     ({"n": 64}, "n, b_dtype", ValueError),
     ({"b_tensor": None, "b_ptrs": ADDRESSES}, "n, b_dtype", ValueError),
-    ({"b_tensor": None, "b_ptrs": ADDRESSES, "n": N, "b_dtype": "bfloat16"}, "b_ptrs", NotYetSupportedError),
+    ({"b_tensor": None, "b_ptrs": ADDRESSES, "n": N, "b_dtype": "bfloat16"}, "b_dtype: got bfloat16", ValueError),
+    ({"b_tensor": None, "b_ptrs": ADDRESSES, "n": 0, "b_dtype": "float32"}, "N > 0", ValueError),
+    (DISCRETE | {"b_ptrs": np.zeros(3, np.int64)}, r"b_ptrs: got \(3,\), wanted \(2,\)", ValueError),
+    (DISCRETE | {"b_ptrs": np.zeros(L, np.float32)}, "b_ptrs: got float32, wanted int64", ValueError),
+    (DISCRETE | {"b_ptrs": np.zeros(2 * L, np.int64)[::2]}, "b_ptrs: got strides", ValueError),
+    (DISCRETE, "pointer of expert 0: got 0x0, wanted a multiple of 16 bytes above 0", ValueError),
+    (DISCRETE | {"b_ptrs": np.full(L, 8, np.int64)}, "pointer of expert 0: got 0x8", ValueError),
     ({"b_major": "m"}, "b_major", ValueError),
     ({"b_tensor": np.ones((L, N, K), np.float32).transpose(1, 2, 0), "b_major": "n"}, "b_major", ValueError),
     ({"b_tensor": np.ones((L, K, N), np.float32).transpose(2, 1, 0)}, "b_tensor: got strides", ValueError),
@@ -67,7 +73,7 @@ REFUSED: list[tuple[dict[str, Any], str, type[Exception]]] = [
     ({"mma_tiler_mn": (64, 64)}, "mma_tiler_mn", ValueError),
     ({"cluster_shape_mn": (3, 1)}, "cluster_shape_mn", ValueError),
     ({"d_dtype": "int32"}, "d_dtype", ValueError),
-    ({"d_dtype": "float8_e4m3fn"}, "d_dtype", NotYetSupportedError),
+    ({"d_dtype": "float8_e4m3fn"}, "d_dtype", ValueError),
 ]
 
 
@@ -87,7 +93,7 @@ def test_too_many_experts_and_unlike_buffers_are_refused() -> None:
     with pytest.raises(ValueError, match="1 to 1024 experts"):
         grouped_gemm_forward(**many)
     tensors: dict[str, Any] = {key: torch.from_numpy(value) for key, value in given().items()}
-    with pytest.raises(ValueError, match="d_tensor: got bfloat16"):
+    with pytest.raises(ValueError, match="d_tensor: got dtype bfloat16"):
         grouped_gemm_forward(**tensors, d_dtype="float32", d_tensor=torch.ones((M, N), dtype=torch.bfloat16))
 
 
@@ -97,7 +103,7 @@ def test_too_many_experts_and_unlike_buffers_are_refused() -> None:
         ({"b_tensor": np.ones((L, 32, K), np.float32)}, "N = 32", ValueError),
         ({"b_major": "n"}, "b_major", ValueError),
         ({"act_func": "relu"}, "act_func", ValueError),
-        ({"act_func": "situglu"}, "act_func", NotYetSupportedError),
+        ({"act_func": "situglu"}, "act_func", ValueError),
         ({"sf_vec_size": 32}, "sf_vec_size", ValueError),
         ({"geglu_alpha": 1.0}, "geglu_alpha", ValueError),
         ({"sfb_tensor": np.ones(1)}, "sfb_tensor", ValueError),
@@ -109,20 +115,11 @@ def test_glu_refuses(changes: dict[str, Any], message: str, kind: type[Exception
         grouped_gemm_glu_forward(**given(sfa_tensor=None, **changes))
 
 
-def test_block_scaled_operands_are_not_served_yet() -> None:
-    a = torch.ones((M, K)).to(torch.float8_e4m3fn)
-    rest: dict[str, Any] = {key: torch.from_numpy(value) for key, value in given().items()}
-    with pytest.raises(NotYetSupportedError, match="sfa_tensor"):
-        grouped_gemm_glu_forward(**rest | {"a_tensor": a}, sfa_tensor=torch.ones(4))
-    with pytest.raises(NotYetSupportedError, match="a_tensor: got float8_e4m3fn"):
-        grouped_gemm_glu_forward(**rest | {"a_tensor": a}, sfa_tensor=None)
-
-
 @pytest.mark.parametrize(
     ("changes", "message", "kind"),
     [
         ({"dprob_tensor": None}, "dprob_tensor", ValueError),
-        ({"dprob_tensor": np.zeros(M)}, "dprob_tensor: got float64", ValueError),
+        ({"dprob_tensor": np.zeros(M)}, "dprob_tensor: got dtype float64", ValueError),
         ({"c_tensor": np.ones((M, N), np.float32)}, "c_tensor", ValueError),
         ({"epilogue_op": "relu"}, "epilogue_op", ValueError),
         ({"deterministic": True}, "deterministic", NotYetSupportedError),
@@ -147,7 +144,8 @@ def test_dglu_refuses(changes: dict[str, Any], message: str, kind: type[Exceptio
     [
         ({"output_mode": "sparse"}, "output_mode", ValueError),
         ({"wgrad_ptrs": ADDRESSES}, "wgrad_ptrs", ValueError),
-        ({"wgrad_ptrs": ADDRESSES, "output_mode": "discrete"}, "wgrad_ptrs", NotYetSupportedError),
+        ({"wgrad_ptrs": ADDRESSES, "output_mode": "discrete"}, "pointer of expert 0", ValueError),
+        ({"wgrad_ptrs": ADDRESSES[:1], "output_mode": "discrete"}, "wgrad_ptrs: got", ValueError),
         ({"global_scale_a": np.ones(2, np.float32)}, "global_scale_a", ValueError),
         ({"input_order": "other"}, "input_order", ValueError),
         ({"b_tensor": np.ones((M + 1, 8), np.float32)}, "b_tensor", ValueError),
@@ -208,18 +206,13 @@ def test_wrappers_are_the_functions_under_old_names(kind: str) -> None:
     wrapper = resolve(FAMILY.exports[f"grouped_gemm{kind}_wrapper_sm100"])
     function = resolve(FAMILY.exports[f"grouped_gemm{kind}_{'backward' if kind == '_dglu' else 'forward'}"])
     old = dict(inspect.signature(wrapper).parameters)
-    assert [name for name in inspect.signature(function).parameters if name != "backend"] == list(old)
+    assert [name for name in inspect.signature(function).parameters if name not in ("backend", "outs")] == list(old)
     assert wrapper.supports_bf16_canonical_layouts
 
 
-def test_gpu_runs_the_reference_with_a_warning() -> None:
+def test_a_gpu_runs_a_kernel_unless_the_reference_is_named() -> None:
     specs = [spec_of(given()[name], name) for name in FORWARD.problem.operands[:5]]
     problem = FORWARD.bind(*specs, None, d_dtype="bfloat16", c_dtype="bfloat16", generate_c=False).placed("cuda:0")
-    from cudnn_fe.core import experimental
-
-    experimental._reset_for_tests()
-    with pytest.warns(UserWarning, match="grouped_gemm_forward has no GPU kernels yet"):
-        assert choose(FORWARD, problem, on=Device("cuda:0", (9, 0), 132, "H200")).backend == "reference"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        choose(FORWARD, problem, on=Device("cuda:0", (9, 0), 132, "H200"))
+    ampere = Device("cuda:0", (8, 0), 108, "A100")
+    assert choose(FORWARD, problem, on=ampere).backend == "portable"
+    assert choose(FORWARD, problem, "reference", on=ampere).backend == "reference"

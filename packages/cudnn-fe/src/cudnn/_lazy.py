@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+import cudnn
 from cudnn._known import PACKAGE_OF
 from cudnn_fe.core.errors import MissingPackageError
 from cudnn_fe.core.op import resolve
@@ -14,7 +16,7 @@ from cudnn_fe.core.registry import families
 
 __all__ = ["find", "names"]
 
-_SUBMODULES = frozenset({"api_base", "collect_env", "engram", "gemm", "hstu", "jax", "ops", "rmsnorm_rht_amax", "rope"})
+_SUBMODULES = frozenset(row.name for row in pkgutil.iter_modules(cudnn.__path__) if not row.name.startswith("_"))
 
 
 @lru_cache(maxsize=1)

@@ -10,26 +10,75 @@ from cudnn_fe.attention.block_sparse import (
 )
 from cudnn_fe.attention.block_sparse_fp8 import block_sparse_attention_fp8_forward
 from cudnn_fe.attention.csa_compressor import csa_compressor_backward, csa_compressor_forward
+from cudnn_fe.attention.dsa import (
+    dsa_compactify_forward,
+    dsa_dense_attn_score_forward,
+    dsa_dense_indexer_backward,
+    dsa_dense_indexer_score_forward,
+    dsa_indexer_backward,
+    dsa_indexer_forward,
+    dsa_indexer_fused_top_k_forward,
+    dsa_indexer_top_k_forward,
+    dsa_local_to_global_forward,
+    dsa_sparse_attention_backward,
+    dsa_sparse_attention_forward,
+    dsa_sparse_attn_score_forward,
+    dsa_sparse_indexer_score_forward,
+)
+from cudnn_fe.attention.flex import (
+    MaskPlan,
+    create_mask_plan,
+    flex_attention,
+    flex_attention_backward,
+    flex_attention_forward,
+    flex_attn_func,
+)
+from cudnn_fe.attention.hca import aligned_hca_backward
 from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward
+from cudnn_fe.attention.sdpa import sdpa_backward
+from cudnn_fe.attention.sdpa.compact_gqa import CompactGqaBackward, compact_gqa_backward
 
 __all__ = [
+    "CompactGqaBackward",
+    "MaskPlan",
     "__version__",
+    "aligned_hca_backward",
     "block_sparse_attention_backward",
     "block_sparse_attention_forward",
     "block_sparse_attention_fp8_forward",
     "block_sparse_attention_jax",
     "block_sparse_attention_jax_backward",
     "block_sparse_attention_jax_forward",
+    "compact_gqa_backward",
+    "create_mask_plan",
     "csa_compressor_backward",
     "csa_compressor_forward",
+    "dsa_compactify_forward",
+    "dsa_dense_attn_score_forward",
+    "dsa_dense_indexer_backward",
+    "dsa_dense_indexer_score_forward",
+    "dsa_indexer_backward",
+    "dsa_indexer_forward",
+    "dsa_indexer_fused_top_k_forward",
+    "dsa_indexer_top_k_forward",
+    "dsa_local_to_global_forward",
+    "dsa_sparse_attention_backward",
+    "dsa_sparse_attention_forward",
+    "dsa_sparse_attn_score_forward",
+    "dsa_sparse_indexer_score_forward",
+    "flex_attention",
+    "flex_attention_backward",
+    "flex_attention_forward",
+    "flex_attn_func",
     "hstu_attention_backward",
     "hstu_attention_forward",
     "nsa_compression_attention_forward",
     "nsa_selection_attention_forward",
     "nsa_sliding_window_attention_forward",
     "nsa_topk_reduction_forward",
+    "sdpa_backward",
 ]

@@ -15,13 +15,16 @@ __all__ = [
     "divide",
     "every",
     "index_range",
+    "known_finite",
     "narrow",
     "product",
     "round_through",
     "sigmoid",
     "sweep",
     "take",
+    "when",
     "wide",
+    "without_gradient",
     "zeros_like",
 ]
 
@@ -112,7 +115,7 @@ def sweep(xp: Any, count: int, body: Callable[[Any, Any], tuple[Any, tuple[Any, 
     Returns:
         The last carry, and the results of each step stacked along a new first dim.
     """
-    if xp.__name__ == "jax.numpy":
+    if xp.__name__ == "jax.numpy" and count != 1:
         import jax  # xp is its namespace
 
         return jax.lax.scan(body, carry, xp.arange(count))
@@ -121,6 +124,38 @@ def sweep(xp: Any, count: int, body: Callable[[Any, Any], tuple[Any, tuple[Any, 
         carry, results = body(carry, position)
         steps.append(results)
     return carry, tuple(xp.stack(parts) for parts in zip(*steps, strict=True))
+
+
+def when(xp: Any, look: bool, conditions: Any, then: Callable[[Any], Any], carry: Any) -> Any:
+    """``then(carry)``, or ``carry`` where no condition holds, ``look`` is true and looking costs no synchronisation.
+
+    ``then`` must change nothing where no condition holds.
+    """
+    if not look:
+        return then(carry)
+    if xp.__name__ == "jax.numpy":
+        import jax  # xp is its namespace
+
+        return jax.lax.cond(xp.any(conditions), then, lambda x: x, carry)
+    if getattr(conditions, "is_cuda", False) or bool(xp.any(conditions)):
+        return then(carry)
+    return carry
+
+
+def known_finite(xp: Any, values: Any) -> bool:
+    """Whether all values are known to be finite: asked only where the answer needs no synchronisation."""
+    if xp.__name__ == "jax.numpy" or getattr(values, "is_cuda", False):
+        return False
+    return bool(xp.all(xp.isfinite(values)))
+
+
+def without_gradient(x: Any) -> Any:
+    """``x`` as a constant of whatever is differentiated."""
+    if is_jax_array(x):
+        import jax  # x is its array
+
+        return jax.lax.stop_gradient(x)
+    return x.detach() if hasattr(x, "detach") else x
 
 
 def zeros_like(x: Any) -> Any:

@@ -7,10 +7,14 @@ from cudnn_fe.core.registry import Family
 __all__ = ["FAMILY"]
 
 _BSA = "cudnn_fe.attention.block_sparse"
+_FLEX = "cudnn_fe.attention.flex"
 _HSTU = "cudnn_fe.attention.hstu"
 _NSA = "cudnn_fe.attention.nsa"
 _CSA = "cudnn_fe.attention.csa_compressor"
+_SDPA = "cudnn_fe.attention.sdpa"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
+_DSA = "cudnn_fe.attention.dsa"
+_HCA = "cudnn_fe.attention.hca"
 
 FAMILY = Family(
     name="attention",
@@ -27,6 +31,23 @@ FAMILY = Family(
         f"{_HSTU}.op:BACKWARD",
         f"{_CSA}.op:FORWARD",
         f"{_CSA}.op:BACKWARD",
+        f"{_FLEX}.op:FORWARD",
+        f"{_FLEX}.op:BACKWARD",
+        f"{_SDPA}.op:BACKWARD",
+        f"{_DSA}.indexer.op:FORWARD",
+        f"{_DSA}.indexer.op:TOP_K",
+        f"{_DSA}.top_k.op:FORWARD",
+        f"{_DSA}.indices.op:LOCAL_TO_GLOBAL",
+        f"{_DSA}.indices.op:COMPACTIFY",
+        f"{_DSA}.sparse_scores.op:INDEXER",
+        f"{_DSA}.sparse_scores.op:ATTENTION",
+        f"{_DSA}.dense_scores.op:INDEXER",
+        f"{_DSA}.dense_scores.op:ATTENTION",
+        f"{_DSA}.indexer_backward.op:SPARSE",
+        f"{_DSA}.indexer_backward.op:DENSE",
+        f"{_DSA}.sparse_attention.op:FORWARD",
+        f"{_DSA}.sparse_attention.op:BACKWARD",
+        f"{_HCA}.op:BACKWARD",
     ),
     exports={
         "BSA": f"{_NAMESPACES}:BSA",
@@ -37,7 +58,38 @@ FAMILY = Family(
         "csa_compressor_backward": f"{_CSA}:csa_compressor_backward",
         "csa_compressor_forward_wrapper": f"{_CSA}.legacy:csa_compressor_forward_wrapper",
         "csa_compressor_backward_wrapper": f"{_CSA}.legacy:csa_compressor_backward_wrapper",
+        "FlexAttentionFwd": f"{_FLEX}.legacy:FlexAttentionFwd",
+        "FlexAttentionBwd": f"{_FLEX}.legacy:FlexAttentionBwd",
+        "create_mask_plan": f"{_FLEX}:create_mask_plan",
+        "flex_attention_forward": f"{_FLEX}:flex_attention_forward",
+        "flex_attention_backward": f"{_FLEX}:flex_attention_backward",
+        "flex_attn_func": f"{_FLEX}:flex_attn_func",
+        "DSA": f"{_NAMESPACES}:DSA",
+        **{
+            f"dsa_{name}": f"{_DSA}:dsa_{name}"
+            for name in (
+                "compactify_forward",
+                "dense_attn_score_forward",
+                "dense_indexer_backward",
+                "dense_indexer_score_forward",
+                "indexer_backward",
+                "indexer_forward",
+                "indexer_fused_top_k_forward",
+                "indexer_top_k_forward",
+                "local_to_global_forward",
+                "sparse_attention_backward",
+                "sparse_attention_forward",
+                "sparse_attn_score_forward",
+                "sparse_indexer_score_forward",
+            )
+        },
+        "AlignedHCABackward": f"{_HCA}.legacy:AlignedHCABackward",
+        "aligned_hca_backward": f"{_HCA}:aligned_hca_backward",
+        "aligned_hca_backward_wrapper": f"{_HCA}.legacy:aligned_hca_backward_wrapper",
         "NSA": f"{_NAMESPACES}:NSA",
+        "CompactGqaBackward": f"{_SDPA}.compact_gqa:CompactGqaBackward",
+        "compact_gqa_backward": f"{_SDPA}.compact_gqa:compact_gqa_backward",
+        "sdpa_backward": f"{_SDPA}:sdpa_backward",
         "hstu_attention_forward": f"{_HSTU}:hstu_attention_forward",
         "hstu_attention_backward": f"{_HSTU}:hstu_attention_backward",
         "nsa_compression_attention_forward": f"{_NSA}_compression:nsa_compression_attention_forward",
@@ -50,6 +102,7 @@ FAMILY = Family(
         "block_sparse_attention_jax": f"{_BSA}:block_sparse_attention_jax",
         "block_sparse_attention_jax_forward": f"{_BSA}:block_sparse_attention_jax_forward",
         "block_sparse_attention_jax_backward": f"{_BSA}:block_sparse_attention_jax_backward",
+        "jax.block_sparse_attention": f"{_BSA}:block_sparse_attention_jax",
         "ops.block_sparse_attention_forward": f"{_BSA}:block_sparse_attention_forward",
         "ops.block_sparse_attention_backward": f"{_BSA}:block_sparse_attention_backward",
         "ops.block_sparse_attention_fp8_forward": f"{_BSA}_fp8:block_sparse_attention_fp8_forward",

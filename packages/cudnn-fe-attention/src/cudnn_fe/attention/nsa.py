@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.attention.operands import compact, require_groups, require_offsets
+from cudnn_fe.attention.operands import compact, require_groups, require_offsets, statistics_dtype
 from cudnn_fe.core.call import physical_order
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, ShapeError
@@ -20,18 +20,12 @@ __all__ = [
     "require_pair",
     "require_qkv",
     "row_statistic",
-    "statistics_dtype",
 ]
 
 PADDED, PACKED = "(B, H, S, D)", "(T, H, D)"
 SOURCE = (
     "Yuan et al., Native Sparse Attention (2025), arXiv 2502.11089; names and conventions of cudnn-frontend 1.32's NSA."
 )
-
-
-def statistics_dtype(q: TensorSpec) -> DType:
-    """What log-sum-exps and sums of exponentials are kept in."""
-    return dtype("float64" if q.dtype.name == "float64" else "float32")
 
 
 def require_qkv(q: TensorSpec, k: TensorSpec, v: TensorSpec | None) -> None:

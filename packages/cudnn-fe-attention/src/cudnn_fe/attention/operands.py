@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.core.dtypes import DType
-from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, ShapeError
+from cudnn_fe.core.dtypes import DType, dtype
+from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, OptionTypeError, ShapeError
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.op import Problem
 from cudnn_fe.core.require import require_dtype, require_rows, require_same_device
@@ -22,6 +22,7 @@ __all__ = [
     "require_positive",
     "require_same_dtype",
     "require_streamable",
+    "statistics_dtype",
 ]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -32,6 +33,11 @@ def compact(
 ) -> TensorSpec:
     """A compact result; ``order`` lists dims from the innermost, row-major when None."""
     return TensorSpec(shape, contiguous_strides(shape, order), dtype, device, 16, name)
+
+
+def statistics_dtype(q: TensorSpec) -> DType:
+    """What log-sum-exps and sums of exponentials are kept in."""
+    return dtype("float64" if q.dtype.name == "float64" else "float32")
 
 
 def require_same_dtype(first: TensorSpec, *others: TensorSpec) -> None:
@@ -125,9 +131,9 @@ def _copy(buffer: Any, result: Any, stream: Any) -> None:
 
 
 def require_flag(value: Any, name: str) -> None:
-    """Raises OptionError unless ``value`` is a bool."""
+    """Raises OptionTypeError unless ``value`` is a bool."""
     if not isinstance(value, bool):
-        raise OptionError(name, got=repr(value), wanted="True or False", remedy="pass a Python bool")
+        raise OptionTypeError(name, got=repr(value), wanted="True or False", remedy="pass a Python bool")
 
 
 def check_samples(problem: Problem, samples: tuple[TensorSpec | None, ...]) -> tuple[TensorSpec | None, ...]:

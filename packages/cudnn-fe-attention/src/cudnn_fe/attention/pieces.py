@@ -9,29 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cudnn_fe.attention.arrays import every, index_range, product, round_through, sweep, take
+from cudnn_fe.attention.arrays import known_finite, product, round_through, take
+from cudnn_fe.attention.tiles import Tile, Visible, over_keys, over_queries
 
 __all__ = [
-    "Visible",
     "attend",
     "attend_gradients",
     "by_key",
     "by_query",
-    "join_rows",
     "log_sum_exp",
-    "rows_per_step",
+    "pull_back",
     "scores",
-    "softmax",
+    "statistics",
+    "weighted_values",
 ]
-
-Visible = Callable[[Any], Any]  # from query indices (M,) to a mask that broadcasts to (batch, heads, M, keys)
-
-_STEP_ELEMENTS = 1 << 22  # scores held at a time: 16 MiB in float32, whatever the sequence length
-
-
-def rows_per_step(rows: int, heads: int, keys: int) -> int:
-    """Queries per step such that a step's scores stay small; at least one."""
-    return max(1, min(rows, _STEP_ELEMENTS // max(heads * keys, 1)))
 
 
 def scores(xp: Any, q: Any, k: Any) -> Any:
@@ -41,12 +32,27 @@ def scores(xp: Any, q: Any, k: Any) -> Any:
     return xp.reshape(product(xp, folded, xp.matrix_transpose(k)), (batch, heads, rows, k.shape[2]))
 
 
-def softmax(xp: Any, s: Any, visible: Any) -> tuple[Any, Any, Any]:
-    """``exp(s - max)`` over the visible keys, that maximum, and the sum; 0, -inf and 0 where nothing is visible."""
-    shown = xp.where(visible, s, float("-inf"))
-    top = xp.max(shown, axis=-1, keepdims=True)
-    p = xp.exp(shown - xp.where(top == float("-inf"), xp.zeros_like(top), top))
-    return p, top, xp.sum(p, axis=-1, keepdims=True)
+def _base(xp: Any, top: Any) -> Any:
+    """What exponents are taken relative to: ``top``, and 0 where nothing is visible."""
+    return xp.where(top == float("-inf"), xp.zeros_like(top), top)
+
+
+def statistics(xp: Any, q: Any, k: Any, visible: Visible, scale: float) -> tuple[Any, Any]:
+    """Each query's largest visible scaled score and ``sum exp(s - max)``, (B, Hq, M); -inf and 0 for empty rows."""
+
+    def start(q: Any) -> tuple[Any, Any]:
+        nothing = xp.zeros_like(xp.sum(q, axis=-1))
+        return xp.full_like(nothing, float("-inf")), nothing
+
+    def add(carry: Any, q: Any, tile: Tile) -> tuple[Any, Any]:
+        top, total = carry
+        s = xp.where(tile.seen, scale * scores(xp, q, take(xp, k, tile.keys, 2)), float("-inf"))
+        highest = xp.maximum(top, xp.max(s, axis=-1))
+        base = _base(xp, highest)
+        return highest, total * xp.exp(top - base) + xp.sum(xp.exp(s - base[..., None]), axis=-1)
+
+    top, total = over_queries(xp, q, k.shape[2], visible, start, add)
+    return top, total
 
 
 def log_sum_exp(xp: Any, top: Any, total: Any) -> Any:
@@ -58,7 +64,10 @@ def by_query(xp: Any, weights: Any, visible: Any, values: Any, *, signed: bool =
     """``sum_n weights[m, n] values[n]`` over visible keys: (B, Hq, M, D). See `_product_of_visible`."""
     batch, heads, rows, keys = weights.shape
     shape = (batch, values.shape[1], heads // values.shape[1] * rows, keys)
-    seen = xp.reshape(xp.broadcast_to(visible, weights.shape), shape)
+
+    def seen() -> Any:
+        return xp.reshape(xp.broadcast_to(visible, weights.shape), shape)
+
     result = _product_of_visible(xp, xp.reshape(weights, shape), seen, values, signed=signed)
     return xp.reshape(result, (batch, heads, rows, values.shape[3]))
 
@@ -66,24 +75,26 @@ def by_query(xp: Any, weights: Any, visible: Any, values: Any, *, signed: bool =
 def by_key(xp: Any, weights: Any, visible: Any, values: Any, key_heads: int) -> Any:
     """``sum_m weights[m, n] values[m]`` over the group's queries that see the key: (B, Hkv, N, D)."""
     batch, heads, rows, keys = weights.shape
-    folded = heads // key_heads * rows
-    seen = xp.reshape(xp.broadcast_to(visible, weights.shape), (batch, key_heads, folded, keys))
-    turned = xp.matrix_transpose(xp.reshape(weights, (batch, key_heads, folded, keys)))
-    of_group = xp.reshape(values, (batch, key_heads, folded, values.shape[3]))
-    return _product_of_visible(xp, turned, xp.matrix_transpose(seen), of_group, signed=True)
+    shape = (batch, key_heads, heads // key_heads * rows, keys)
+
+    def seen() -> Any:
+        return xp.matrix_transpose(xp.reshape(xp.broadcast_to(visible, weights.shape), shape))
+
+    of_group = xp.reshape(values, (*shape[:3], values.shape[3]))
+    return _product_of_visible(xp, xp.matrix_transpose(xp.reshape(weights, shape)), seen, of_group, signed=True)
 
 
-def _product_of_visible(xp: Any, weights: Any, seen: Any, values: Any, *, signed: bool) -> Any:
+def _product_of_visible(xp: Any, weights: Any, seen: Callable[[], Any], values: Any, *, signed: bool) -> Any:
     """``weights @ values``, where NaN and infinity in a value reach only the rows that see it.
 
     Weights of what is not seen are 0, and 0 times NaN would be NaN. With weights of either sign an infinity becomes
     NaN; with weights that are not negative it stays.
     """
-    if _finite_on_host(xp, values):
+    if known_finite(xp, values):
         return product(xp, weights, values)
     total = product(xp, weights, xp.where(xp.isfinite(values), values, xp.zeros_like(values)))
     marks = [~xp.isfinite(values)] if signed else [xp.isnan(values), values == float("inf"), values == float("-inf")]
-    reach = product(xp, xp.astype(seen, total.dtype), xp.astype(xp.concat(marks, axis=-1), total.dtype)) > 0
+    reach = product(xp, xp.astype(seen(), total.dtype), xp.astype(xp.concat(marks, axis=-1), total.dtype)) > 0
     width = values.shape[-1]
     for position, special in enumerate(("nan", "inf", "-inf")[: len(marks)]):
         hit = reach[..., position * width : (position + 1) * width]
@@ -91,44 +102,74 @@ def _product_of_visible(xp: Any, weights: Any, seen: Any, values: Any, *, signed
     return total
 
 
-def _finite_on_host(xp: Any, values: Any) -> bool:
-    """Whether all values are known to be finite: asked only where the answer needs no synchronisation."""
-    if xp.__name__ == "jax.numpy" or getattr(values, "is_cuda", False):
-        return False
-    return bool(xp.all(xp.isfinite(values)))
-
-
-def join_rows(xp: Any, steps: Any, rows: int) -> Any:
-    """Steps of queries (steps, B, H, M, ...) as (B, H, rows, ...), without what fills the last step."""
-    dims = (1, 2, 0, *range(3, steps.ndim))
-    turned = xp.permute_dims(steps, dims)
-    batch, heads, count, size = turned.shape[:4]
-    return xp.reshape(turned, (batch, heads, count * size, *turned.shape[4:]))[:, :, :rows]
-
-
-def attend(
+def weighted_values(
     xp: Any,
     q: Any,
     k: Any,
     v: Any,
     visible: Visible,
-    scale: float,
-    io: str,
+    weights: Callable[[Any, Tile], Any],
     *,
-    block: int | None = None,
-    lift: float = 1.0,
+    signed: bool = False,
+) -> Any:
+    """``sum_n w_mn v_n`` over visible keys, (B, Hq, M, Dv), where ``w = weights(q . k, tile)``.
+
+    ``signed`` says whether weights may be below 0.
+    """
+
+    def start(q: Any) -> tuple[Any]:
+        nothing = xp.zeros_like(xp.sum(q, axis=-1, keepdims=True))
+        return (xp.zeros_like(xp.broadcast_to(nothing, (*q.shape[:3], v.shape[3]))),)
+
+    def add(carry: Any, q: Any, tile: Tile) -> tuple[Any]:
+        x = scores(xp, q, take(xp, k, tile.keys, 2))
+        w = xp.where(tile.seen, weights(x, tile), xp.zeros_like(x))
+        return (carry[0] + by_query(xp, w, tile.seen, take(xp, v, tile.keys, 2), signed=signed),)
+
+    return over_queries(xp, q, k.shape[2], visible, start, add)[0]
+
+
+def pull_back(
+    xp: Any,
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    visible: Visible,
+    weights: Callable[[Any, Any, Tile], tuple[Any, Any]],
 ) -> tuple[Any, Any, Any]:
-    """Softmax attention, a step of queries at a time.
+    """``(dS K, dS^T Q, W^T dO)`` over visible pairs, where ``W, dS = weights(q . k, do . v, tile)``.
+
+    The shapes are those of Q, K and V.
+    """
+    if 0 in (*q.shape[:3], k.shape[2]):
+        return xp.zeros_like(q), xp.zeros_like(k), xp.zeros_like(v)
+
+    def gradients(q: Any, do: Any, k: Any, v: Any, tile: Tile) -> tuple[Any, Any, Any]:
+        x = scores(xp, q, k)
+        w, ds = (xp.where(tile.seen, y, xp.zeros_like(x)) for y in weights(x, scores(xp, do, v), tile))
+        return (
+            by_query(xp, ds, tile.seen, k, signed=True),
+            by_key(xp, ds, tile.seen, q, k.shape[1]),
+            by_key(xp, w, tile.seen, do, v.shape[1]),
+        )
+
+    return over_keys(xp, q, do, k, v, visible, gradients)
+
+
+def attend(
+    xp: Any, q: Any, k: Any, v: Any, visible: Visible, scale: float, io: str, *, lift: float = 1.0
+) -> tuple[Any, Any, Any]:
+    """Softmax attention. Statistics come first, so that roundings do not depend on how keys are cut.
 
     Args:
         xp: Array namespace.
         q: (B, Hq, M, D).
         k: (B, Hkv, N, D).
         v: (B, Hkv, N, Dv).
-        visible: The mask of given queries.
+        visible: The mask.
         scale: Factor of the scores, applied before masking.
-        io: Dtype that probabilities are rounded to before they multiply values.
-        block: Queries per step; None chooses.
+        io: Dtype that probabilities ``exp(s - max)`` are rounded to before they multiply values.
         lift: Power of two that probabilities are multiplied by while they are rounded, to use all of a narrow range.
 
     Returns:
@@ -139,36 +180,21 @@ def attend(
         empty = xp.sum(xp.zeros_like(q), axis=-1)
         output = xp.zeros_like(xp.broadcast_to(empty[..., None], (batch, heads, rows, v.shape[3])))
         return output, xp.full_like(empty, float("-inf")), xp.zeros_like(empty)
-    size = block or rows_per_step(rows, batch * heads, k.shape[2])
-    offsets = index_range(xp, size, q)
+    top, total = statistics(xp, q, k, visible, scale)
+    base = _base(xp, top)
 
-    def step(carry: Any, position: Any) -> tuple[Any, tuple[Any, ...]]:
-        queries = xp.clip(position * size + offsets, 0, rows - 1)
-        seen = visible(queries)
-        p, top, total = softmax(xp, scale * scores(xp, take(xp, q, queries, 2), k), seen)
-        sums = by_query(xp, round_through(lift * p, io), seen, v)
-        output = xp.where(total == 0, xp.zeros_like(sums), sums / (lift * total))
-        return carry, (output, top[..., 0], total[..., 0])
+    def weights(x: Any, tile: Tile) -> Any:
+        return round_through(lift * xp.exp(scale * x - take(xp, base, tile.queries, 2)[..., None]), io)
 
-    _, (output, top, total) = sweep(xp, -(-rows // size), step, ())
-    return join_rows(xp, output, rows), join_rows(xp, top, rows), join_rows(xp, total, rows)
+    sums = weighted_values(xp, q, k, v, visible, weights)
+    below = total[..., None]
+    return xp.where(below == 0, xp.zeros_like(sums), sums / (lift * below)), top, total
 
 
 def attend_gradients(
-    xp: Any,
-    do: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    lse: Any,
-    delta: Any,
-    visible: Visible,
-    scale: float,
-    io: str,
-    *,
-    block: int | None = None,
+    xp: Any, do: Any, q: Any, k: Any, v: Any, lse: Any, delta: Any, visible: Visible, scale: float, io: str
 ) -> tuple[Any, Any, Any]:
-    """``(dQ, dK, dV)`` of `attend`, a step of queries at a time.
+    """``(dQ, dK, dV)`` of `attend`.
 
     Args:
         xp: Array namespace.
@@ -178,32 +204,16 @@ def attend_gradients(
         v: Likewise.
         lse: Log-sum-exp of the forward (B, Hq, M).
         delta: ``sum_d O dO`` minus the log-sum-exp's own gradient (B, Hq, M).
-        visible: The mask of given queries.
+        visible: The mask.
         scale: Factor of the scores.
         io: Dtype that P and dS are rounded to before they multiply.
-        block: Queries per step; None chooses.
     """
-    batch, heads, rows, _ = q.shape
-    if 0 in (batch, heads, rows, k.shape[2]):
-        return xp.zeros_like(q), xp.zeros_like(k), xp.zeros_like(v)
-    size = block or rows_per_step(rows, batch * heads, k.shape[2])
-    offsets = index_range(xp, size, q)
-    base = xp.where(lse == float("-inf"), xp.zeros_like(lse), lse)
+    base = _base(xp, lse)
 
-    def step(carry: Any, position: Any) -> tuple[Any, tuple[Any, ...]]:
-        dk, dv = carry
-        given = position * size + offsets
-        queries = xp.clip(given, 0, rows - 1)
-        seen = every(xp, (visible(queries), (given < rows)[:, None]))
-        q_step, do_step = take(xp, q, queries, 2), take(xp, do, queries, 2)
-        s = scale * scores(xp, q_step, k) - take(xp, base, queries, 2)[..., None]
-        nothing = xp.zeros_like(s)
-        p = xp.where(seen, xp.exp(s), nothing)
-        ds = xp.where(seen, p * (scores(xp, do_step, v) - take(xp, delta, queries, 2)[..., None]), nothing)
-        p, ds = round_through(p, io), round_through(ds, io)
-        dk = dk + by_key(xp, ds, seen, q_step, k.shape[1])
-        dv = dv + by_key(xp, p, seen, do_step, v.shape[1])
-        return (dk, dv), (by_query(xp, ds, seen, k, signed=True),)
+    def weights(x: Any, dp: Any, tile: Tile) -> tuple[Any, Any]:
+        p = xp.exp(scale * x - take(xp, base, tile.queries, 2)[..., None])
+        ds = p * (dp - take(xp, delta, tile.queries, 2)[..., None])
+        return round_through(p, io), round_through(ds, io)
 
-    (dk, dv), (dq,) = sweep(xp, -(-rows // size), step, (xp.zeros_like(k), xp.zeros_like(v)))
-    return scale * join_rows(xp, dq, rows), scale * dk, dv
+    dq, dk, dv = pull_back(xp, do, q, k, v, visible, weights)
+    return scale * dq, scale * dk, dv

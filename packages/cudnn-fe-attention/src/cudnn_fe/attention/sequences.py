@@ -7,7 +7,7 @@ from typing import Any
 
 from cudnn_fe.attention.arrays import astype, index_range, take
 
-__all__ = ["Rows", "batch_first", "offsets_of", "rows_of", "same_sequence"]
+__all__ = ["Rows", "batch_first", "in_ranges", "offsets_of", "rows_of", "same_sequence"]
 
 
 @dataclass(frozen=True)
@@ -62,3 +62,20 @@ def same_sequence(queries: Rows, keys: Rows) -> Any:
 def batch_first(xp: Any, x: Any) -> Any:
     """Packed (T, H, D) as one sequence (1, H, T, D); padded operands as they are."""
     return x if x.ndim == 4 else xp.permute_dims(x, (1, 0, 2))[None]
+
+
+def in_ranges(ends: Any, column: Any) -> Any:
+    """Whether a key lies before the first end, or in one of the ranges that follow it in pairs.
+
+    Args:
+        ends: (N, ..., M), N odd: for each query an end, and then the first and the end of every range.
+        column: Keys (K,).
+
+    Returns:
+        (..., M, K).
+    """
+    inside = column < ends[0][..., None]
+    for pair in range(ends.shape[0] // 2):
+        low, high = ends[2 * pair + 1], ends[2 * pair + 2]
+        inside = inside | ((column >= low[..., None]) & (column < high[..., None]))
+    return inside

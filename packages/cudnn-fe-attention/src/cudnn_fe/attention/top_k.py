@@ -4,31 +4,58 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["along_last", "best_first"]
+from cudnn_fe.core.codecs.bits import float32_bits
+
+__all__ = ["along_last", "best_first", "float_order", "in_order"]
 
 
 def along_last(xp: Any, x: Any, indices: Any) -> Any:
     """``x[..., indices[..., i]]`` for indices that broadcast over the leading dims."""
     shape = (*x.shape[:-1], indices.shape[-1])
+    if xp.__name__ != "jax.numpy":
+        indices = xp.astype(indices, xp.int64)  # torch takes no other
     return xp.take_along_axis(x, xp.broadcast_to(indices, shape), axis=-1)
 
 
-def best_first(xp: Any, scores: Any, valid: Any, count: int) -> tuple[Any, Any]:
+def float_order(xp: Any, x: Any) -> Any:
+    """Integers in the order of the floats: +0 above -0, NaN beyond infinity on the side of its sign."""
+    wide = x.view(xp.int64) if x.dtype == xp.float64 else float32_bits(xp, x)
+    largest = 2**63 - 1 if x.dtype == xp.float64 else 2**31 - 1
+    return xp.where(wide < 0, wide ^ largest, wide)
+
+
+def best_first(xp: Any, scores: Any, valid: Any, count: int, order: Any = None) -> tuple[Any, Any]:
     """The ``count`` largest valid scores of each row, and where they stand; -inf and -1 where there are fewer.
 
     Of equal scores the earlier comes first. NaN comes last.
+
+    Args:
+        xp: Array namespace.
+        scores: (..., N).
+        valid: Which count.
+        count: How many are wanted.
+        order: What is largest, where it is not the score: integers as of `float_order`.
     """
     width = scores.shape[-1]
     low = xp.full_like(scores, float("-inf"))
+    keys = -scores if order is None else ~order
     if width < count:
         filler = xp.zeros_like(xp.broadcast_to(low[..., :1], (*low.shape[:-1], count - width)))
         scores, valid = xp.concat((scores, filler), axis=-1), xp.concat((valid, filler > 0), axis=-1)
+        keys = xp.concat((keys, xp.astype(filler, keys.dtype)), axis=-1)
     # Two stable sorts: by score, then those that count before those that do not.
-    order = xp.argsort(-scores, axis=-1, stable=True)
-    counted = along_last(xp, valid, order)
-    order = along_last(xp, order, xp.argsort(xp.astype(~counted, xp.int32), axis=-1, stable=True))[..., :count]
-    kept, values = along_last(xp, valid, order), along_last(xp, scores, order)
+    ranks = xp.argsort(keys, axis=-1, stable=True)
+    counted = along_last(xp, valid, ranks)
+    ranks = along_last(xp, ranks, xp.argsort(xp.astype(~counted, xp.int32), axis=-1, stable=True))[..., :count]
+    kept, values = along_last(xp, valid, ranks), along_last(xp, scores, ranks)
     return (
         xp.where(kept, values, xp.full_like(values, float("-inf"))),
-        xp.where(kept, xp.astype(order, xp.int32), xp.full_like(xp.astype(order, xp.int32), -1)),
+        xp.where(kept, xp.astype(ranks, xp.int32), xp.full_like(xp.astype(ranks, xp.int32), -1)),
     )
+
+
+def in_order(xp: Any, indices: Any) -> Any:
+    """The indices ascending, -1 last."""
+    last = xp.where(indices < 0, xp.full_like(indices, 2**31 - 1), indices)
+    ascending = xp.sort(last, axis=-1)
+    return xp.where(ascending == 2**31 - 1, xp.full_like(ascending, -1), ascending)

@@ -6,7 +6,6 @@ Sums are float32, float64 for float64 ("wide"). Vectors lie along channels or al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import cutlass
@@ -30,7 +29,6 @@ __all__ = [
     "column",
     "fake",
     "fill",
-    "named",
     "put",
     "raw",
     "read",
@@ -65,12 +63,6 @@ def wide_type(x_dtype: str) -> Any:
 def ceil_div(dividend: Any, divisor: Any) -> Any:
     """The quotient of two positive values, rounded up."""
     return (dividend + divisor - 1) // divisor
-
-
-def named(names: Sequence[tuple[str, bool]], tensors: Sequence[Any]) -> SimpleNamespace:
-    """Tensors by name, None for absent ones, from those that are present in order."""
-    given = iter(tensors)
-    return SimpleNamespace(**{name: next(given) if present else None for name, present in names})
 
 
 class View:

@@ -8,6 +8,7 @@ from importlib import import_module
 from numbers import Real
 from typing import Any
 
+from cudnn_fe.core.buffers import settled
 from cudnn_fe.core.choose import REFERENCE, choose
 from cudnn_fe.core.errors import FrameworkError, OptionError
 from cudnn_fe.core.frameworks import Framework, common_framework, torch_is_tracing
@@ -74,7 +75,8 @@ def call(
         scalars: Floating-point arguments that are not part of the problem.
         backend: See `cudnn_fe.core.choose.choose`.
         stream: Launch stream for CUDA tensors; None is the framework's current one.
-        outs: The caller's buffers for the results, None for each one to allocate; None for all.
+        outs: The caller's buffers for the results, None for each one to allocate; None for all. Results that
+            accumulate are added to what is there.
 
     Returns:
         The op's results, as arrays of the operands' framework.
@@ -191,12 +193,14 @@ def _call_numpy(
     arrays = tuple(o.array.transpose(o.dims) if isinstance(o, Permuted) else o for o in operands)
     with np.errstate(all="ignore"):
         results = op.run_reference(problem, xp, *arrays, *scalars)
+    if outs is not None:
+        for position, (out, spec) in enumerate(zip(outs, problem.outputs, strict=True)):
+            if out is not None:
+                problem.check_output(position, spec_of(out, spec.name))
+        results = settled(problem, xp, arrays, results, outs)
     fresh = tuple(_numpy_layout(result, spec) for result, spec in zip(results, problem.outputs, strict=True))
     if outs is None:
         return fresh
-    for position, (out, spec) in enumerate(zip(outs, problem.outputs, strict=True)):
-        if out is not None:
-            problem.check_output(position, spec_of(out, spec.name))
     for out, result in zip(outs, fresh, strict=True):
         if out is not None:
             np.copyto(out, result)  # after all arithmetic: a buffer may be an operand

@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudnn_fe.core.call import call
@@ -43,6 +44,7 @@ class OpClass:
     _bind: ClassVar[Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]]
     _counts: ClassVar[tuple[int, int]]  # of the tensors that `execute` takes: inputs, outputs
     _free: ClassVar[Mapping[str, tuple[int, ...]] | None] = None
+    _arrange: ClassVar[Callable[..., Any] | None] = None
 
     if TYPE_CHECKING:  # the subclasses' signatures are made at run time
 
@@ -51,6 +53,7 @@ class OpClass:
     def _set_up(self, arguments: Mapping[str, Any]) -> None:
         announce_experimental(type(self).__name__)
         self._arguments: Mapping[str, Any] | None = arguments
+        self._options = {name: value for name, value in arguments.items() if not name.startswith("sample_")}
         self._problem: Problem | None = None
         self._outputs: tuple[TensorSpec | None, ...] = ()
         self._scalars: tuple[float, ...] = ()
@@ -90,7 +93,7 @@ class OpClass:
         wanted = tuple(spec is not None for spec in self._outputs)
         function = None
         if self._free is not None:
-            launch = _free_launch(self.op, self._problem, specs, self._free)
+            launch = _free_launch(self.op, self._problem, self._outputs, self._free)
         elif self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
             if choice.kernel is not None:
@@ -98,13 +101,11 @@ class OpClass:
             launch = _cuda_launch(self.op, self._problem, function, specs, wanted)
         else:
             launch = _reference_launch(self.op, self._problem, specs, wanted)
-        self._run = _flat(launch, *self._counts)
-        operands = (*self._problem.inputs, *self._outputs)
-        if self._modes:  # a mode takes the first of the class's inputs and outputs
-            inputs, outputs = self._problem.inputs, self._outputs
-            absent = [(None,) * (count - len(row)) for count, row in zip(self._counts, (inputs, outputs), strict=True)]
-            operands = (*inputs, *absent[0], *outputs, *absent[1])
-        if function is not None and len(operands) == sum(self._counts):
+        arrange = type(self)._arrange
+        self._run = _flat(launch, *self._counts, arrange and partial(arrange, self._options))
+        if function is not None and arrange is None:
+            groups = zip((self._problem.inputs, self._outputs), self._counts, strict=True)
+            operands = [spec for group, count in groups for spec in (*group, *(None,) * (count - len(group)))]
             index = int(self._problem.device.partition(":")[2])
             self._run = _repeated(self._run, function, operands, len(self._scalars), index)
         self._arguments = None
@@ -244,13 +245,16 @@ def _cuda_launch(
     return launch
 
 
-def _flat(launch: Launch, input_count: int, output_count: int) -> Launch:
-    """A launch that takes inputs, outputs, scalars and the stream one after the other."""
+def _flat(launch: Launch, input_count: int, output_count: int, arrange: Callable[..., Any] | None = None) -> Launch:
+    """A launch that takes inputs, outputs, scalars and the stream one after the other, in the forms of ``execute``."""
     tensor_count = input_count + output_count
 
     def run(*arguments: Any, **more: Any) -> None:
         inputs, outputs = arguments[:input_count], arguments[input_count:tensor_count]
-        launch(inputs, outputs, arguments[tensor_count:-1], arguments[-1], **more)
+        scalars = arguments[tensor_count:-1]
+        if arrange is not None:
+            inputs, outputs, scalars = arrange(inputs, outputs, scalars)
+        launch(inputs, outputs, scalars, arguments[-1], **more)
 
     return run
 
@@ -265,6 +269,7 @@ def _repeated(launch: Launch, function: Launch, specs: Sequence[TensorSpec | Non
 
     from cudnn_fe.core.torch import current_device
 
+    elsewhere = cuda_device_count() > 1  # another device may be current
     scope: dict[str, Any] = {"function": function, "launch": launch, "current_device": current_device}
     scope["agrees"] = torch._C._dynamo.guards.assert_size_stride
     names = [f"t{i}" for i in range(len(specs))]
@@ -284,7 +289,7 @@ def _repeated(launch: Launch, function: Launch, specs: Sequence[TensorSpec | Non
         f"def run({', '.join((*names, *numbers, 'stream'))}):",
         "    try:",
         *[f"        agrees({name}, shape_{name}, strides_{name})" for name, _ in there],
-        f"        if stream is None and {' and '.join(known)} and current_device() == {index}:",
+        f"        if stream is None and {' and '.join(known)}{f' and current_device() == {index}' * elsewhere}:",
         f"            function({', '.join((*[name for name, _ in there], *numbers))})",
         "            return",
         "    except Exception:",
@@ -297,8 +302,11 @@ def _repeated(launch: Launch, function: Launch, specs: Sequence[TensorSpec | Non
     return run
 
 
-def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mapping[str, tuple[int, ...]]) -> Launch:
+def _free_launch(
+    op: Op, problem: Problem, results: tuple[TensorSpec | None, ...], free: Mapping[str, tuple[int, ...]]
+) -> Launch:
     """Launch on tensors that may differ from the samples in some extents: a plan per set of extents, found by them."""
+    specs = [spec for spec in (*problem.inputs, *results) if spec is not None]
     if problem.device.startswith("cuda"):
         choice = choose(op, problem)
         if choice.kernel is not None:
@@ -316,12 +324,16 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
         stream: Any,
         workspace: Any = None,
     ) -> None:
-        tensors = inputs + outputs
-        shapes = tuple([tuple(tensor.shape) for tensor in tensors if hasattr(tensor, "shape")])
+        outputs = tuple([None if spec is None else tensor for spec, tensor in zip(results, outputs, strict=True)])
+        _require_same_presence(op.problem.operands, problem.inputs, inputs)
+        _require_same_presence(op.results, results, outputs)
+        tensors = tuple([tensor for tensor in inputs + outputs if tensor is not None])
+        shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors if hasattr(tensor, "dtype")])
         if shapes not in seen:
             for tensor, spec, extents in zip(tensors, specs, fixed, strict=True):
-                shape = spec_of(tensor, spec.name).shape
-                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents):
+                found = spec_of(tensor, spec.name)
+                shape = found.shape
+                if len(shape) != spec.ndim or any(shape[dim] != n for dim, n in extents) or found.dtype != spec.dtype:
                     raise _mismatch(tensor, spec)
             seen.add(shapes)
         for tensor, spec in zip(tensors, specs, strict=True):
@@ -337,6 +349,18 @@ def _free_launch(op: Op, problem: Problem, specs: list[TensorSpec], free: Mappin
         torch_op(op).eager(inputs, options, scalars, None, stream, outputs, workspace)
 
     return launch
+
+
+def _require_same_presence(names: Sequence[str], specs: Sequence[TensorSpec | None], tensors: Sequence[Any]) -> None:
+    """Raises OptionError where a tensor has no sample or a sample no tensor; a result without a sample is ignored."""
+    for name, spec, tensor in zip(names, specs, tensors, strict=False):
+        if (spec is None) != (tensor is None):
+            raise OptionError(
+                name if spec is None else spec.name,
+                got="None" if tensor is None else "a tensor",
+                wanted="None, as the sample was" if spec is None else "a tensor, as there was a sample",
+                remedy="pass the tensors that had samples, and no others",
+            )
 
 
 def _needs_gradient(name: str) -> Exception:

@@ -16,6 +16,7 @@ __all__ = [
     "NotCompiledError",
     "NotYetSupportedError",
     "OptionError",
+    "OptionTypeError",
     "ShapeError",
     "StrideError",
 ]
@@ -71,6 +72,10 @@ class MissingDeviceError(DeviceError, RuntimeError):
 
 class OptionError(CudnnFeError, ValueError):
     """An option has a value outside its documented set."""
+
+
+class OptionTypeError(OptionError, TypeError):
+    """An option is of another type than the documented one."""
 
 
 class AliasError(CudnnFeError, ValueError):

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["GemmSpec", "GemmTile", "Major"]
+__all__ = ["GemmSpec", "GemmTile", "Major", "operand_alignment"]
 
 Major = Literal["k", "mn"]
 
@@ -29,6 +30,8 @@ class GemmTile:
         persistent_ctas: Most CTAs launched; each then walks over several tiles.
         fetched_m: Rows of A's tile that are loaded, 0 for all `m`. Fewer only where M is no larger: the other rows of
             the stage keep what was there, and the products made of them are never stored.
+        stages: K tiles in shared memory at once, 0 for as many as fit beside a slot or two for stored blocks. Fewer leave
+            room to store more blocks before the first has left for L2.
         early_launch: Start while the stream's previous kernel drains, and let the next one do so (programmatic
             dependent launch); operands are touched only after the previous kernel has finished.
     """
@@ -44,6 +47,7 @@ class GemmTile:
     group_m: int = 8
     persistent_ctas: int = 132
     fetched_m: int = 0
+    stages: int = 0
     early_launch: bool = False
 
 
@@ -80,3 +84,18 @@ class GemmSpec:
     def is_fp8(self) -> bool:
         """Whether the operands are FP8, whose products lose bits unless promoted to float32 along K."""
         return dtype(self.a_dtype).is_fp8
+
+
+def operand_alignment(spec: TensorSpec, dense: int) -> int:
+    """Bytes, up to 16, that divide an operand's address, its strides other than that of dim ``dense``, and its rows.
+
+    Args:
+        spec: The operand.
+        dense: Its contiguous dim.
+    """
+    steps = [step for dim, step in enumerate(spec.strides) if dim != dense and spec.shape[dim] > 1]
+    found = spec.alignment
+    for count in (*steps, spec.shape[dense]):
+        nbytes = count * spec.dtype.itemsize
+        found = min(found, nbytes & -nbytes) if nbytes else found
+    return found

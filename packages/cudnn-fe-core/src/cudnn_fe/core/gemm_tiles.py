@@ -17,17 +17,18 @@ STAGE_BYTES_K = 128
 PAIR_COLUMNS = 64
 FP8_COLUMNS = 192  # of one warpgroup: two accumulators must fit its registers
 FEW_ROWS = (16, 32)  # of A's tile that are loaded: TMA fills the rows past M with zeros, at a cost
-LONG_WORK = 3.0e12  # M N K from which wide tiles win: they move less through L2, and power bounds the clock rate
+LONG_WORK = 1.0e12  # M N K from which power bounds the clock rate: shared memory keeps up, L2 costs energy
 
-LOAD_BYTES_PER_CYCLE = 85.0  # into one multiprocessor's shared memory
+LOAD_BYTES_PER_CYCLE = 90.0  # into one multiprocessor's shared memory
 DRAM_BYTES_PER_CYCLE = 2280.0  # of a card with 132 multiprocessors
-LAUNCH = 4000.0
-START = 1200.0  # of one tile's main loop, from the epilogue before it
-EXPOSED = {"identity": 5200.0, "swiglu": 9100.0}  # epilogue of a 128 x 256 tile that no other work hides
-LAST_EXPOSED = {"identity": 2200.0, "swiglu": 2600.0}  # with ping-pong only the last one shows
+LAUNCH = 3600.0
+START = 1500.0  # of one tile's main loop, from the epilogue before it
+EXPOSED = 5500.0  # epilogue of a 128 x 256 tile that no other work hides
+LAST_EXPOSED = {"identity": 2700.0, "swiglu": 3200.0}  # with ping-pong only the last one shows
 EXCHANGE = 9500.0  # sending and adding partial sums of a 128 x 256 tile
-NARROW = 1.02  # products of 128 columns or fewer, relative to wide ones
-OVERLAP = 6.0  # exponent of the norm that joins multiplying and DRAM time: infinity would be a perfect overlap
+NARROW = 1.05  # products of 128 columns or fewer, relative to wide ones
+PING_PONG = 1.05  # its products at full clock rate: tiles of half the width read more than shared memory delivers
+OVERLAP = 6.6  # exponent of the norm that joins multiplying and DRAM time: infinity would be a perfect overlap
 
 
 def _one_cta(m: int, n: int, warpgroups: tuple[int, int], split_k: int = 1) -> GemmTile:
@@ -103,14 +104,15 @@ def estimate_cycles(
     waves = -(-_clusters(tile, m, n, batches) // resident_clusters(tile, multiprocessors))
     k_tiles = -(-k * itemsize // (STAGE_BYTES_K * tile.split_k))
     size = tile.m * tile.n / (128 * 256)
-    multiply = 1024 * size * (NARROW if tile.n <= 128 else 1.0)
+    long = m * n * k * batches >= LONG_WORK
+    multiply = 1024 * size * (NARROW if tile.n <= 128 else 1.0) * (PING_PONG if tile.ping_pong and not long else 1.0)
     load = (min(tile.m, m) / tile.cluster_n + tile.n / tile.cluster_m) * STAGE_BYTES_K / LOAD_BYTES_PER_CYCLE
     step = max(multiply, load)
     if tile.ping_pong:
         busy = waves * k_tiles * step + LAST_EXPOSED[epilogue]
     else:
-        busy = waves * (k_tiles * step + EXPOSED[epilogue] * size + START)
-    if m * n * k * batches >= LONG_WORK:
+        busy = waves * (k_tiles * step + EXPOSED * size + START)
+    if long and not tile.ping_pong:
         busy *= 1 + 0.1 * (256 - tile.n) / 128
     if tile.split_k > 1:
         busy += EXCHANGE * size

@@ -47,7 +47,7 @@ class Problem(ABC):
     kept: ClassVar[frozenset[str]] = frozenset()  # those whose float32 torch's autocast must not round
     output_count: ClassVar[int] = 1  # 0 where it depends on the options
     in_place: ClassVar[Mapping[int, str]] = {}  # result to the operand that it may share its memory with
-    # Outputs, by position, that the class API folds into what their buffers hold instead of overwriting it.
+    # Outputs, by position, that are folded into what a caller's buffer holds instead of overwriting it.
     accumulates: ClassVar[Mapping[int, Literal["sum", "maximum"]]] = {}
 
     @classmethod
@@ -79,6 +79,11 @@ class Problem(ABC):
         """The problem of ``size`` independent calls stacked outermost, or None where the op has no batch dim to use."""
         return None
 
+    def written(self, xp: Any, operands: tuple[Any, ...]) -> Mapping[int, Any]:
+        """Masks of where results lie, by position, where not everywhere; a caller's buffer keeps the rest."""
+        del xp, operands
+        return {}
+
     def check_output(self, position: int, given: TensorSpec) -> None:
         """Raises unless a caller's buffer may hold result ``position``: one like its spec, here."""
         wanted = self.outputs[position]
@@ -102,7 +107,7 @@ class Problem(ABC):
     def check_output_layout(self, position: int, given: TensorSpec) -> None:
         """Raises StrideError unless the strides of a buffer for result ``position`` are served."""
         wanted = self.outputs[position]
-        if given.strides != wanted.strides:
+        if given.size and given.strides != wanted.strides:
             raise StrideError(
                 given.name, got=f"strides {given.strides}", wanted=str(wanted.strides), remedy="allocate it compact"
             )
@@ -198,6 +203,8 @@ class Op:
         jax_name: Public name of the JAX entry, where there is one.
         gradient: ``"module:attribute"`` of its derivative rule, where there is one.
         public: Whether it is exported, or only serves others.
+        memory_cases: ``"module:function"``, called as ``f(cuda)``: the benchmark's `MemoryCase` records on a GPU or a
+            CPU, for an op that memory bounds.
         reference_on_gpu: While no kernel of the op has run on a GPU, its reference runs there too, with one warning.
     """
 
@@ -220,6 +227,7 @@ class Op:
     jax_name: str | None = None
     gradient: str | None = None
     public: bool = True
+    memory_cases: str | None = None
     reference_on_gpu: bool = False
     _reference: list[Callable[..., Any]] = field(default_factory=list, repr=False)
 

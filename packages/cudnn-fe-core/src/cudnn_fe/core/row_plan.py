@@ -9,54 +9,79 @@ __all__ = ["RowPlan", "access_bytes", "row_plan"]
 from cudnn_fe.core.tensor import TensorSpec
 
 _VECTOR_BYTES = 16
-_MOST_THREADS = 1024
 _BLOCK = 128  # threads that narrow rows share a block up to
+_WIDE_BLOCK = 256  # threads of wide rows: four such blocks run beside one another, one's loads under another's sums
+_MOST_CTAS = 8  # of a cluster, everywhere
+_WIDE_PART = 1024  # vectors that such a block has in registers: what a CTA takes as long as there are enough
+_MOST_KEPT = 96 * 1024  # bytes: what a block has on every target
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Threads and registers of a row.
+    """Threads, registers and shared memory of a row.
 
     Attributes:
-        threads: Neighbouring threads that share a row, a power of two.
+        threads: Neighbouring threads that share a row, or one CTA's part of it; a power of two.
         groups: Rows that a block works on at a time.
         vectors: 16-byte vectors that one thread holds in registers at a time.
-        tiles: Times that it takes to go through a row; above 1 the row does not stay in registers and is read again.
+        tiles: Times that it takes to go through the part; above 1 it is gone through twice.
+        ctas: CTAs of a cluster that share a row; 1 without a cluster.
+        part: Vectors of a row in each of them, an even number where there are several.
+        kept: Whether shared memory holds the part, so that the second time reads no memory.
     """
 
     threads: int
     groups: int
     vectors: int
     tiles: int = 1
+    ctas: int = 1
+    part: int = 0
+    kept: bool = True
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.threads * self.groups
+
+    @property
+    def kept_bytes(self) -> int:
+        """Shared memory for the rows that a block works on."""
+        return self.block * self.vectors * self.tiles * _VECTOR_BYTES if self.kept else 0
 
 
 def _power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def row_plan(columns: int, *, rows: int | None = None, vectors: int = 4, least_threads: int = 1) -> RowPlan:
+def row_plan(
+    columns: int, *, rows: int | None = None, vectors: int = 4, least_threads: int = 1, clusters: bool = False
+) -> RowPlan:
     """The plan for rows of ``columns`` 16-bit elements.
 
     Args:
         columns: Elements of a row.
         rows: Most rows at a time, if the block has only so many; None for any number.
-        vectors: Vectors a thread should hold; rows too wide for 1024 threads get up to twice as many.
+        vectors: Vectors a thread should hold.
         least_threads: A power of two.
+        clusters: Whether the device has clusters, for rows too wide for one CTA.
 
     Example:
         >>> row_plan(4096)
-        RowPlan(threads=128, groups=1, vectors=4, tiles=1)
+        RowPlan(threads=128, groups=1, vectors=4, tiles=1, ctas=1, part=512, kept=True)
     """
     per_row = -(-columns * 2 // _VECTOR_BYTES)
-    threads = max(min(_power_of_two(-(-per_row // vectors)), _MOST_THREADS), least_threads)
-    each = max(-(-per_row // threads), 1)
-    held = min(each, 2 * vectors) if threads == _MOST_THREADS else each
-    tiles = -(-per_row // (threads * held))
+    ctas = min(_power_of_two(-(-per_row // _WIDE_PART)), _MOST_CTAS) if clusters else 1
+    part = -(-per_row // ctas)
+    part += part % 2 if ctas > 1 else 0
+    threads = max(min(_power_of_two(-(-part // vectors)), _WIDE_BLOCK), least_threads)
+    tiles = -(-part // (threads * vectors))
+    held = max(-(-part // (threads * tiles)), 1)
     groups = max(_BLOCK // threads, 1)
     if rows is not None:
         groups = min(groups, max(_power_of_two(rows), 1))
     groups = max(groups, 32 // threads)  # whole warps
-    return RowPlan(threads, groups, held, tiles)
+    kept = tiles * threads * groups * held * _VECTOR_BYTES <= _MOST_KEPT
+    return RowPlan(threads, groups, held, tiles, ctas, part, kept)
 
 
 def access_bytes(*specs: TensorSpec | None) -> int:

@@ -44,6 +44,11 @@ class Settings:
         "CUDNN_FRONTEND_COMPILED_CACHE_MAX_BYTES",
         "Size above which the oldest compiled kernels are deleted; 0 never deletes.",
     )
+    validate_device_values: bool = _setting(
+        False,
+        "CUDNN_FE_GROUPED_GEMM_VALIDATE_DEVICE_VALUES",
+        "Grouped GEMMs read offsets and addresses on the host and check them first, which waits for the GPU.",
+    )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:

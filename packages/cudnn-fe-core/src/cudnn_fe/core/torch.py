@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from cudnn_fe.core.buffers import settled
 from cudnn_fe.core.call import Options, Permuted, bind_operands
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compiled
@@ -60,7 +61,7 @@ class TorchPlan:
         return [torch.empty_strided(s, t, dtype=d, device=p) for s, t, d, p in self.outputs]
 
     def place(self, operands: Tensors, outs: Tensors) -> list[torch.Tensor]:
-        """The caller's buffers, checked, and fresh outputs where there is none."""
+        """The caller's buffers, checked, and fresh outputs where there is none or where it is added to."""
         given = [(position, out) for position, out in enumerate(outs) if out is not None]
         parts: list[Any] = [(out.data_ptr(), out.shape, out.stride(), out.dtype, out.get_device()) for _, out in given]
         key = (*parts, *[0 if t is None else t.data_ptr() for t in operands])
@@ -69,8 +70,25 @@ class TorchPlan:
             if len(self._checked) >= 1024:
                 self._checked.clear()
             self._checked.add(key)
-        fresh = zip(outs, self.outputs, strict=True)
+        direct = self._direct(outs)
+        fresh = zip(direct, self.outputs, strict=True)
         return [torch.empty_strided(a[0], a[1], dtype=a[2], device=a[3]) if o is None else o for o, a in fresh]
+
+    def _direct(self, outs: Tensors) -> Tensors:
+        """The buffers that results are written to, not folded into."""
+        folded = self.problem.accumulates
+        return tuple([None if place in folded else out for place, out in enumerate(outs)]) if folded else outs
+
+    def fold(self, operands: Tensors, outputs: list[torch.Tensor], outs: Tensors) -> tuple[torch.Tensor, ...]:
+        """The results, those that accumulate added to the caller's buffers."""
+        if not any(outs[place] is not None for place in self.problem.accumulates):
+            return tuple(outputs)
+        import array_api_compat.torch as xp
+
+        folded = [out if place in self.problem.accumulates else None for place, out in enumerate(outs)]
+        with torch.no_grad():
+            values = settled(self.problem, xp, operands, tuple(outputs), tuple(folded))
+            return tuple([v if out is None else out.copy_(v) for v, out in zip(values, folded, strict=True)])
 
     def _check_outs(self, operands: Tensors, given: list[tuple[int, torch.Tensor]]) -> None:
         inputs = {
@@ -96,11 +114,12 @@ class TorchPlan:
         outputs: list[torch.Tensor],
         scalars: tuple[float, ...],
         workspace: torch.Tensor | None = None,
+        outs: Tensors | None = None,
     ) -> None:
         """Write the results into ``outputs`` on the current stream; scratch is the caller's or fresh."""
         function = self.function
         if function is None:
-            self._run_reference(operands, outputs, scalars)
+            self._run_reference(operands, outputs, scalars, outs)
             return
         if self.op.problem.optional:
             operands = tuple([t for t in operands if t is not None])
@@ -124,14 +143,17 @@ class TorchPlan:
             offset += -(-nbytes // 128) * 128
         return parts
 
-    def _run_reference(self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...]) -> None:
+    def _run_reference(
+        self, operands: Tensors, outputs: list[torch.Tensor], scalars: tuple[float, ...], outs: Tensors | None
+    ) -> None:
         import array_api_compat.torch as xp
 
         kind = self.problem.device.partition(":")[0]
         with torch.no_grad(), autocast_off(kind):
-            for output, result in zip(
-                outputs, self.op.run_reference(self.problem, xp, *operands, *scalars), strict=True
-            ):
+            results = self.op.run_reference(self.problem, xp, *operands, *scalars)
+            if outs is not None:
+                results = settled(self.problem, xp, operands, results, self._direct(outs))
+            for output, result in zip(outputs, results, strict=True):
                 output.copy_(result)
 
 
@@ -185,17 +207,26 @@ class TorchOp:
         """Run now, without recording derivatives."""
         plan = self.plan(operands, options, backend)
         if stream is None or plan.device_index < 0:
-            outputs = plan.allocate() if outs is None else plan.place(operands, outs)
-            plan.run(operands, outputs, scalars, workspace)
-            return tuple(outputs)
+            return self._launched(plan, operands, scalars, outs, workspace)
         launch = torch_stream(stream, plan.device_index)
         with torch.cuda.stream(launch):
-            outputs = plan.allocate() if outs is None else plan.place(operands, outs)
-            plan.run(operands, outputs, scalars, workspace)
+            results = self._launched(plan, operands, scalars, outs, workspace)
         for tensor in (*operands, *(outs or ()), workspace):
             if tensor is not None:
                 tensor.record_stream(launch)
-        return tuple(outputs)
+        return results
+
+    @staticmethod
+    def _launched(
+        plan: TorchPlan, operands: Tensors, scalars: tuple[float, ...], outs: Tensors | None, workspace: Any
+    ) -> tuple[torch.Tensor, ...]:
+        if outs is None:
+            outputs = plan.allocate()
+            plan.run(operands, outputs, scalars, workspace)
+            return tuple(outputs)
+        outputs = plan.place(operands, outs)
+        plan.run(operands, outputs, scalars, workspace, outs)
+        return plan.fold(operands, outputs, outs)
 
 
 @cache

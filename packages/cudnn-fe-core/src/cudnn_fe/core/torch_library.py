@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from cudnn_fe.core.buffers import settled
 from cudnn_fe.core.call import Options, bind_operands
 from cudnn_fe.core.op import Op, op_named
 from cudnn_fe.core.registry import families
@@ -41,7 +42,10 @@ def call_library(
     if _updates(op, operands, outs):
         fresh = iter(_as_tuple(getattr(torch.ops.cudnn_fe, f"{op.name}_in_place")(*arguments)))
         return tuple([next(fresh) if out is None else out for out in outs])
+    import array_api_compat.torch as xp
+
     results = _as_tuple(getattr(torch.ops.cudnn_fe, op.name)(*arguments))
+    results = settled(bind_operands(op, operands, dict(options)), xp, operands, results, outs)
     return tuple([r if out is None else out.copy_(r) for out, r in zip(outs, results, strict=True)])
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from cudnn_fe.core.device import Device
-from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile, Major
+from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile, Major, operand_alignment
 from cudnn_fe.core.gemm_tiles import choose_tile, tile_candidates
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
@@ -16,7 +16,6 @@ from cudnn_fe.core.tuning import stored_choice
 
 __all__ = [
     "gemm_kernels",
-    "operand_alignment",
     "sm90_candidates",
     "tuning_key",
 ]
@@ -81,19 +80,9 @@ def sm90_candidates(problem: Any, where: Device, epilogue: Epilogue) -> list[Gem
 
 
 def _portable_spec(problem: Any, where: Device, epilogue: Epilogue) -> GemmSpec:
-    alignment = min(operand_alignment(problem.a), operand_alignment(problem.b))
+    dense = [1 if major == "k" else 0 for major in _majors(problem)]
+    alignment = min(map(operand_alignment, (problem.a, problem.b), dense))
     return _spec(problem, where, epilogue, tile=None, alignment=alignment)
-
-
-def operand_alignment(spec: TensorSpec) -> int:
-    """Bytes, up to 16, that divide an operand's address, its strides other than the unit one, and its rows."""
-    dense = 1 if _major(spec) == "k" else 0
-    steps = [step for dim, step in enumerate(spec.strides) if dim != dense and spec.shape[dim] > 1]
-    found = spec.alignment
-    for count in (*steps, spec.shape[dense]):
-        nbytes = count * spec.dtype.itemsize
-        found = min(found, nbytes & -nbytes) if nbytes else found
-    return found
 
 
 def _sm90_refusal(problem: Any, where: Device) -> str | None:

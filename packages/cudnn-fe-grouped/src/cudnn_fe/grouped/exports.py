@@ -9,16 +9,40 @@ __all__ = ["FAMILY"]
 _UNFUSED, _GLU, _DGLU, _WGRAD = (f"cudnn_fe.grouped.{name}" for name in ("unfused", "glu", "dglu", "wgrad"))
 _LEGACY, _CLASSES = "cudnn_fe.grouped.legacy", "cudnn_fe.grouped.classes"
 
+_OPS = (
+    "unfused.op:FORWARD",
+    "glu.op:FORWARD",
+    "glu_scaled.op:SCALED",
+    "dglu.op:BACKWARD",
+    "wgrad.op:WGRAD",
+    "swiglu.op:FORWARD",
+    "quant.op:FORWARD",
+    "srelu.op:FORWARD",
+    "discrete_swiglu.op:FORWARD",
+)
+_SWIGLU, _QUANT, _SRELU, _DISCRETE_SWIGLU = (
+    f"cudnn_fe.grouped.{name}" for name in ("swiglu", "quant", "srelu", "discrete_swiglu")
+)
+_SCALED_LEGACY, _SCALED_CLASSES = "cudnn_fe.grouped.legacy_scaled", "cudnn_fe.grouped.classes_scaled"
+
 FAMILY = Family(
     name="grouped",
     package="cudnn-fe-grouped",
-    op_targets=(f"{_UNFUSED}.op:FORWARD", f"{_GLU}.op:FORWARD", f"{_DGLU}.op:BACKWARD", f"{_WGRAD}.op:WGRAD"),
+    op_targets=tuple(f"cudnn_fe.grouped.{target}" for target in _OPS),
     exports={
+        "DiscreteGroupedGemmSwigluSm100": f"{_SCALED_CLASSES}:DiscreteGroupedGemmSwigluSm100",
         "GroupedGemmDgluSm100": f"{_CLASSES}:GroupedGemmDgluSm100",
         "GroupedGemmGluSm100": f"{_CLASSES}:GroupedGemmGluSm100",
+        "GroupedGemmQuantSm100": f"{_SCALED_CLASSES}:GroupedGemmQuantSm100",
         "GroupedGemmSm100": f"{_CLASSES}:GroupedGemmSm100",
+        "GroupedGemmSreluSm100": f"{_SCALED_CLASSES}:GroupedGemmSreluSm100",
+        "GroupedGemmSwigluSm100": f"{_SCALED_CLASSES}:GroupedGemmSwigluSm100",
         "GroupedGemmWgradSm100": f"{_CLASSES}:GroupedGemmWgradSm100",
         "WGradInputOrder": f"{_WGRAD}:WGradInputOrder",
+        "discrete_grouped_gemm_swiglu_forward": f"{_DISCRETE_SWIGLU}:discrete_grouped_gemm_swiglu_forward",
+        "discrete_grouped_gemm_swiglu_jax_forward": f"{_DISCRETE_SWIGLU}:discrete_grouped_gemm_swiglu_jax_forward",
+        "discrete_grouped_gemm_swiglu_jax_sm100": f"{_DISCRETE_SWIGLU}:discrete_grouped_gemm_swiglu_jax_forward",
+        "discrete_grouped_gemm_swiglu_wrapper_sm100": f"{_SCALED_LEGACY}:discrete_grouped_gemm_swiglu_wrapper_sm100",
         "get_grouped_gemm_wgrad_workspace_size": f"{_WGRAD}:get_grouped_gemm_wgrad_workspace_size",
         "get_grouped_gemm_wgrad_workspace_size_sm100": f"{_WGRAD}:get_grouped_gemm_wgrad_workspace_size",
         "grouped_gemm_dglu_backward": f"{_DGLU}:grouped_gemm_glu_backward",
@@ -30,9 +54,19 @@ FAMILY = Family(
         "grouped_gemm_glu_jax_backward": f"{_DGLU}:grouped_gemm_glu_jax_backward",
         "grouped_gemm_glu_jax_forward": f"{_GLU}:grouped_gemm_glu_jax_forward",
         "grouped_gemm_glu_jax_sm100": f"{_GLU}:grouped_gemm_glu_jax_forward",
+        "grouped_gemm_glu_scaled_forward": f"{_GLU}:grouped_gemm_glu_forward",
         "grouped_gemm_glu_wrapper_sm100": f"{_LEGACY}:grouped_gemm_glu_wrapper_sm100",
         "grouped_gemm_jax_forward": f"{_UNFUSED}:grouped_gemm_jax_forward",
         "grouped_gemm_jax_sm100": f"{_UNFUSED}:grouped_gemm_jax_forward",
+        "grouped_gemm_quant_forward": f"{_QUANT}:grouped_gemm_quant_forward",
+        "grouped_gemm_quant_jax_forward": f"{_QUANT}:grouped_gemm_quant_jax_forward",
+        "grouped_gemm_quant_wrapper_sm100": f"{_SCALED_LEGACY}:grouped_gemm_quant_wrapper_sm100",
+        "grouped_gemm_srelu_forward": f"{_SRELU}:grouped_gemm_srelu_forward",
+        "grouped_gemm_srelu_jax_forward": f"{_SRELU}:grouped_gemm_srelu_jax_forward",
+        "grouped_gemm_srelu_wrapper_sm100": f"{_SCALED_LEGACY}:grouped_gemm_srelu_wrapper_sm100",
+        "grouped_gemm_swiglu_forward": f"{_SWIGLU}:grouped_gemm_swiglu_forward",
+        "grouped_gemm_swiglu_jax_forward": f"{_SWIGLU}:grouped_gemm_swiglu_jax_forward",
+        "grouped_gemm_swiglu_wrapper_sm100": f"{_SCALED_LEGACY}:grouped_gemm_swiglu_wrapper_sm100",
         "grouped_gemm_wgrad_forward": f"{_WGRAD}:grouped_gemm_wgrad_forward",
         "grouped_gemm_wgrad_jax_forward": f"{_WGRAD}:grouped_gemm_wgrad_jax_forward",
         "grouped_gemm_wgrad_jax_sm100": f"{_WGRAD}:grouped_gemm_wgrad_jax_forward",

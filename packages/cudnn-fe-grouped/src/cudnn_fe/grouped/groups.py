@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cudnn_fe.grouped.arrays import astype, counting, is_jax
+from cudnn_fe.core.arrays import astype, counting, is_jax, matmul
 
 __all__ = ["Groups", "by_expert", "grouped_product", "groups_of", "keep", "of_rows", "sum_rows"]
 
@@ -89,19 +89,13 @@ def _packed(xp: Any, groups: Groups, x: Any) -> Any:
     return xp.reshape(flat, (blocks, height, x.shape[1]))
 
 
-def _product(xp: Any, left: Any, right: Any) -> Any:
-    # JAX multiplies float32 with fewer bits on some platforms unless told not to.
-    options = {"precision": "highest"} if is_jax(xp) else {}
-    return xp.matmul(left, right, **options)
-
-
 def grouped_product(xp: Any, groups: Groups, a: Any, b: Any) -> Any:
     """``sum_k A[m,k] * B[expert of m,n,k]`` as float32 (M, N); zeros in the rows past the end."""
     packed = _packed(xp, groups, a)
 
     def of_block(rows: Any, expert: Any) -> Any:
         weight = xp.take(b, expert, axis=0)[0]  # one expert's, so that memory stays bounded
-        return _product(xp, astype(rows, "float32"), xp.permute_dims(astype(weight, "float32"), (1, 0)))
+        return matmul(xp, astype(rows, "float32"), xp.permute_dims(astype(weight, "float32"), (1, 0)))
 
     experts = groups.expert[:, None]
     if is_jax(xp):
@@ -139,7 +133,7 @@ def by_expert(xp: Any, groups: Groups, a: Any, b: Any) -> Any:
     """``sum over the rows m of an expert of A[m,h] * B[m,i]`` as float32 (L, h, i)."""
 
     def of_block(left: Any, right: Any) -> Any:
-        return _product(xp, xp.permute_dims(astype(left, "float32"), (1, 0)), astype(right, "float32"))
+        return matmul(xp, xp.permute_dims(astype(left, "float32"), (1, 0)), astype(right, "float32"))
 
     shape = (a.shape[1], b.shape[1])
     return _summed(xp, groups, shape, of_block, _packed(xp, groups, a), _packed(xp, groups, b))

@@ -8,7 +8,6 @@ from typing import Any
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError
 from cudnn_fe.core.tensor import TensorSpec, spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
-from cudnn_fe.grouped.buffers import write
 from cudnn_fe.grouped.forms import is_narrow
 from cudnn_fe.grouped.glu import grouped_gemm_glu_forward
 
@@ -53,15 +52,7 @@ class PreparedGroupedGemm:
         """
         if check:
             self.check_call(**kwargs)
-        call = {**self._options, **kwargs}
-        results = grouped_gemm_glu_forward(**call)
-        kept = dict(results.items())
-        for key, buffer in (outputs or {}).items():
-            if kept.get(key) is None:
-                raise OptionError(key, got="a buffer", wanted="the key of a result", remedy="leave it out")
-            stream = call.get("current_stream")
-            kept[key] = write(key, buffer, kept[key], call["padded_offsets"], stream=stream)
-        return TupleDict(kept)
+        return grouped_gemm_glu_forward(**{**self._options, **kwargs}, outs=outputs)
 
 
 def _but_for_rows(spec: TensorSpec) -> tuple[Any, ...]:

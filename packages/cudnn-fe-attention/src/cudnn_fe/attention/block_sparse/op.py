@@ -22,8 +22,7 @@ from cudnn_fe.attention.block_sparse.operands import (
     extents_of,
     physical,
 )
-from cudnn_fe.attention.operands import FLOATS, compact, require_same_dtype, require_streamable
-from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.attention.operands import FLOATS, compact, require_same_dtype, require_streamable, statistics_dtype
 from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.require import require_dtype, require_one_of, require_rows, require_same_device, require_shape
@@ -92,7 +91,7 @@ class BlockSparseAttention(Problem):
         shape = physical((e.batch, e.query_heads, e.queries, e.value_channels), self.layout)
         return (
             compact("o_tensor", shape, self.q_tensor.dtype, self.device),
-            compact("lse_tensor", (e.batch, e.query_heads, e.queries), _statistics(self.q_tensor), self.device),
+            compact("lse_tensor", (e.batch, e.query_heads, e.queries), statistics_dtype(self.q_tensor), self.device),
         )
 
     @property
@@ -108,10 +107,6 @@ class BlockSparseAttention(Problem):
         listed = self.q2k_block_index.shape[3] if self.lists.count is None else self.lists.count
         keys = min(listed * self.lists.block, e.keys)
         return 2 * e.batch * e.query_heads * e.queries * keys * (e.channels + e.value_channels)
-
-
-def _statistics(spec: TensorSpec) -> Any:
-    return dtype("float64" if spec.dtype.name == "float64" else "float32")
 
 
 @dataclass(frozen=True)
@@ -169,7 +164,7 @@ class BlockSparseAttentionBackward(Problem):
         require_same_dtype(q, do, o)
         for statistic in (lse, dlse):
             if statistic is not None:
-                require_dtype(statistic, _statistics(q).name)
+                require_dtype(statistic, statistics_dtype(q).name)
                 require_shape(statistic, (extents.batch, extents.query_heads, extents.queries), "(B, Hq, Sq)")
         require_same_device(q, do, o, lse, dlse, index)
         bucket = options["bucket_size_blocks"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.attention.arrays import every, index_range, narrow, sweep, take, wide
-from cudnn_fe.attention.pieces import Visible, attend, attend_gradients, join_rows, log_sum_exp
+from cudnn_fe.attention.pieces import attend, attend_gradients, log_sum_exp
+from cudnn_fe.attention.tiles import Visible, join_rows
 
 if TYPE_CHECKING:
     from cudnn_fe.attention.block_sparse.op import BlockSparseAttention, BlockSparseAttentionBackward
@@ -40,7 +41,7 @@ def forward(
     q, k, v = (_heads_first(problem, xp, wide(x)) for x in (q, k, v))
     visible = visible_keys(problem, xp, index, nums, sizes)
     io = problem.q_tensor.dtype.name
-    output, top, total = attend(xp, q, k, v, visible, softmax_scale, io, block=problem.lists.block)
+    output, top, total = attend(xp, q, k, v, visible, softmax_scale, io)
     return _heads_first(problem, xp, narrow(output, io)), log_sum_exp(xp, top, total)
 
 
@@ -82,7 +83,7 @@ def backward(
         delta = delta - dlse
     visible = visible_keys(problem, xp, index, nums, sizes)
     io = problem.q_tensor.dtype.name
-    grads = attend_gradients(xp, do, q, k, v, lse, delta, visible, softmax_scale, io, block=problem.lists.block)
+    grads = attend_gradients(xp, do, q, k, v, lse, delta, visible, softmax_scale, io)
     return tuple(_heads_first(problem, xp, narrow(x, io)) for x in grads)
 
 
@@ -95,11 +96,10 @@ def visible_keys(problem: Any, xp: Any, index: Any, nums: Any, sizes: Any) -> Vi
     """The mask: a key is seen whose block is listed and whose place in the block is within the block's length."""
     e, lists = problem.extents, problem.lists
     group = e.query_heads // max(e.key_heads, 1)
-    if problem.degenerate:
-        return lambda queries: None
+    if 0 in (e.batch, e.query_heads, e.queries, e.keys):
+        return lambda queries: lambda keys: None
     listed = _membership(xp, index, nums, lists.count, -(-e.keys // lists.block))
-    keys = index_range(xp, e.keys, index)
-    within = _within(xp, sizes, keys, lists.block)
+    within = _within(xp, sizes, index_range(xp, e.keys, index), lists.block)
     if within is not None and lists.packed and sizes.ndim == 3:
         within = xp.repeat(within, group, axis=1)
 
@@ -110,8 +110,12 @@ def visible_keys(problem: Any, xp: Any, index: Any, nums: Any, sizes: Any) -> Vi
             mask = xp.reshape(stacked, (e.batch, e.query_heads, *stacked.shape[3:]))
         else:
             mask = take(xp, listed, queries // lists.block, 2)
-        mask = take(xp, mask, keys // lists.block, 3)
-        return mask if within is None else every(xp, (mask, within))
+
+        def among(keys: Any) -> Any:
+            shown = take(xp, mask, keys // lists.block, 3)
+            return shown if within is None else every(xp, (shown, take(xp, within, keys, 3)))
+
+        return among
 
     return visible
 

@@ -43,12 +43,12 @@ def forward(
     """
     q, k, v = (wide(x) for x in (q, k, v))
     if problem.degenerate:
-        output, _, _ = attend(xp, q, k, v, lambda rows: None, softmax_scale, _CODES)
+        output, _, _ = attend(xp, q, k, v, lambda rows: lambda keys: None, softmax_scale, _CODES)
         return (narrow(output, _IO),)
     values, value_scales = _values(xp, v)
     visible = visible_keys(problem, xp, index, nums, sizes)
-    rows, keys, block = _queries(xp, q), _keys(xp, k), problem.lists.block
-    output, _, _ = attend(xp, rows, keys, values, visible, softmax_scale, _CODES, block=block, lift=_LIFT)
+    rows, keys = _queries(xp, q), _keys(xp, k)
+    output, _, _ = attend(xp, rows, keys, values, visible, softmax_scale, _CODES, lift=_LIFT)
     group = q.shape[1] // k.shape[1]
     return (narrow(output * xp.repeat(value_scales, group, axis=1), _IO),)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.attention.arrays import every, index_range, narrow, round_through, sigmoid, sweep, take, wide
-from cudnn_fe.attention.pieces import Visible, by_key, by_query, join_rows, rows_per_step, scores
-from cudnn_fe.attention.sequences import Rows, batch_first, rows_of, same_sequence
+from cudnn_fe.attention.arrays import every, narrow, round_through, sigmoid, take, wide
+from cudnn_fe.attention.pieces import pull_back, weighted_values
+from cudnn_fe.attention.sequences import Rows, batch_first, in_ranges, rows_of, same_sequence
+from cudnn_fe.attention.tiles import Tile, Visible
 
 if TYPE_CHECKING:
     from cudnn_fe.attention.hstu.op import HstuAttention, HstuAttentionBackward
@@ -52,22 +53,19 @@ def forward(
     if paged is not None:
         k, v = _pages(xp, paged, page_ids, page_starts, rows_of(xp, k_offsets, k.shape[0]))
     q, k, v = (batch_first(xp, wide(x)) for x in (q, k, v))
-    rows, heads = q.shape[2], q.shape[1]
     if problem.degenerate:
         return (narrow(xp.zeros_like(xp.permute_dims(q[0], (1, 0, 2))), io),)
-    visible = _visible(problem, xp, q_offsets, k_offsets, func, rows, k.shape[2])
-    size = rows_per_step(rows, heads, k.shape[2])
-    offsets = index_range(xp, size, q)
 
-    def step(carry: Any, position: Any) -> tuple[Any, tuple[Any, ...]]:
-        queries = xp.clip(position * size + offsets, 0, rows - 1)
-        seen = visible(queries)
-        x = alpha * scores(xp, take(xp, q, queries, 2), k)
-        weights = xp.where(seen, x * sigmoid(xp, x), xp.zeros_like(x))
-        return carry, (by_query(xp, round_through(weights, io), seen, v, signed=True),)
+    def weights(x: Any, tile: Tile) -> Any:
+        return round_through(_silu(xp, alpha * x), io)
 
-    output = join_rows(xp, sweep(xp, -(-rows // size), step, ())[1][0], rows) / scaling
+    visible = _visible(problem, xp, q_offsets, k_offsets, func, q.shape[2], k.shape[2])
+    output = weighted_values(xp, q, k, v, visible, weights, signed=True) / scaling
     return (narrow(xp.permute_dims(output[0], (1, 0, 2)), io),)
+
+
+def _silu(xp: Any, x: Any) -> Any:
+    return x * sigmoid(xp, x)
 
 
 def backward(
@@ -100,60 +98,44 @@ def backward(
     """
     io = problem.q_tensor.dtype.name
     do, q, k, v = (batch_first(xp, wide(x)) for x in (do, q, k, v))
-    rows, heads = q.shape[2], q.shape[1]
     if problem.degenerate:
         return tuple(narrow(xp.zeros_like(xp.permute_dims(x[0], (1, 0, 2))), io) for x in (q, k, v))
-    visible = _visible(problem, xp, q_offsets, k_offsets, func, rows, k.shape[2])
-    size = rows_per_step(rows, heads, k.shape[2])
-    offsets = index_range(xp, size, q)
 
-    def step(carry: Any, position: Any) -> tuple[Any, tuple[Any, ...]]:
-        dk, dv = carry
-        given = position * size + offsets
-        queries = xp.clip(given, 0, rows - 1)
-        seen = every(xp, (visible(queries), (given < rows)[:, None]))
-        q_step, do_step = take(xp, q, queries, 2), take(xp, do, queries, 2)
-        x = alpha * scores(xp, q_step, k)
-        s, nothing = sigmoid(xp, x), xp.zeros_like(x)
-        weights = round_through(xp.where(seen, x * s, nothing), io)
-        slope = s * (1 + x * (1 - s))
-        ds = round_through(xp.where(seen, scores(xp, do_step, v) * slope, nothing), io)
-        dk = dk + by_key(xp, ds, seen, q_step, heads)
-        dv = dv + by_key(xp, weights, seen, do_step, heads)
-        return (dk, dv), (by_query(xp, ds, seen, k, signed=True),)
+    def weights(x: Any, dp: Any, tile: Tile) -> tuple[Any, Any]:
+        x = alpha * x
+        s = sigmoid(xp, x)
+        return round_through(x * s, io), round_through(dp * s * (1 + x * (1 - s)), io)
 
-    (dk, dv), (dq,) = sweep(xp, -(-rows // size), step, (xp.zeros_like(k), xp.zeros_like(v)))
-    grads = (alpha / scaling * join_rows(xp, dq, rows), alpha / scaling * dk, dv / scaling)
+    visible = _visible(problem, xp, q_offsets, k_offsets, func, q.shape[2], k.shape[2])
+    dq, dk, dv = pull_back(xp, do, q, k, v, visible, weights)
+    grads = (alpha / scaling * dq, alpha / scaling * dk, dv / scaling)
     return tuple(narrow(xp.permute_dims(x[0], (1, 0, 2)), io) for x in grads)
 
 
 def _visible(problem: Any, xp: Any, q_offsets: Any, k_offsets: Any, func: Any, rows: int, keys: int) -> Visible:
     """The mask: positions are counted per sequence, and the last query stands beside the last key."""
     of_queries, of_keys = rows_of(xp, q_offsets, rows), rows_of(xp, k_offsets, keys)
-    key_lengths, window, column = k_offsets[1:] - k_offsets[:-1], problem.window, of_keys.position
+    key_lengths, window = k_offsets[1:] - k_offsets[:-1], problem.window
 
     def visible(queries: Any) -> Any:
         at = of_queries.at(xp, queries)
-        together = same_sequence(at, of_keys)
-        if window.kind == "full":
-            return together
-        if window.kind == "arbitrary":
-            return every(xp, (together, _in_ranges(take(xp, func[0], queries, 1), column)))
         diagonal = (at.position + take(xp, key_lengths, at.sequence, 0) - at.length)[:, None]
-        if window.kind == "causal":
-            return every(xp, (together, column <= diagonal))
-        return every(xp, (together, column >= diagonal - window.left, column <= diagonal + window.right))
+        ends = take(xp, func[0], queries, 1) if window.kind == "arbitrary" else None
+
+        def among(columns: Any) -> Any:
+            of = of_keys.at(xp, columns)
+            together, column = same_sequence(at, of), of.position
+            if ends is not None:
+                return every(xp, (together, in_ranges(ends, column)))
+            if window.kind == "full":
+                return together
+            if window.kind == "causal":
+                return every(xp, (together, column <= diagonal))
+            return every(xp, (together, column >= diagonal - window.left, column <= diagonal + window.right))
+
+        return among
 
     return visible
-
-
-def _in_ranges(ends: Any, column: Any) -> Any:
-    """Whether a key lies before the first end, or in one of the ranges that follow: ``ends`` is (N, M)."""
-    inside = column < ends[0][:, None]
-    for pair in range(ends.shape[0] // 2):
-        low, high = ends[2 * pair + 1], ends[2 * pair + 2]
-        inside = inside | ((column >= low[:, None]) & (column < high[:, None]))
-    return inside
 
 
 def _pages(xp: Any, paged: Any, page_ids: Any, page_starts: Any, rows: Rows) -> tuple[Any, Any]:

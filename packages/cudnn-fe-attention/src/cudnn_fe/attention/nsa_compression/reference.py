@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.attention.arrays import every, index_range, narrow, wide
-from cudnn_fe.attention.pieces import Visible, attend, log_sum_exp
+from cudnn_fe.attention.arrays import every, narrow, wide
+from cudnn_fe.attention.pieces import attend, log_sum_exp
 from cudnn_fe.attention.sequences import batch_first, rows_of, same_sequence
+from cudnn_fe.attention.tiles import Visible
 
 if TYPE_CHECKING:
     from cudnn_fe.attention.nsa_compression.op import CompressionAttention
@@ -46,7 +47,7 @@ def compression_attention(
     """
     q, k, v = (batch_first(xp, wide(x)) for x in (q, k, v))
     if problem.q_tensor.ndim == 4:
-        visible = _padded(xp, q.shape[2], k.shape[2], q)
+        visible = _padded(q.shape[2], k.shape[2])
     else:
         visible = _packed(xp, q_offsets, k_offsets, q.shape[2], k.shape[2])
     scale = scale_q * scale_k * scale_softmax
@@ -58,10 +59,9 @@ def compression_attention(
     return xp.permute_dims(output[0], (1, 0, 2)), rows if problem.flat else rows[..., None]
 
 
-def _padded(xp: Any, queries: int, keys: int, like: Any) -> Visible:
+def _padded(queries: int, keys: int) -> Visible:
     group = max(1, queries // max(keys, 1))
-    ends = (index_range(xp, keys, like) + 1) * group
-    return lambda rows: ends <= rows[:, None] + 1
+    return lambda rows: lambda columns: (columns + 1) * group <= rows[:, None] + 1
 
 
 def _packed(xp: Any, q_offsets: Any, k_offsets: Any, queries: int, keys: int) -> Visible:
@@ -74,7 +74,12 @@ def _packed(xp: Any, q_offsets: Any, k_offsets: Any, queries: int, keys: int) ->
     def visible(rows: Any) -> Any:
         at = of_queries.at(xp, rows)
         group = xp.take(groups, xp.clip(at.sequence, 0, groups.shape[0] - 1), axis=0)
-        ended = (of_keys.position + 1) * group[:, None] <= at.position[:, None] + 1
-        return every(xp, (same_sequence(at, of_keys), ended))
+
+        def among(columns: Any) -> Any:
+            of = of_keys.at(xp, columns)
+            ended = (of.position + 1) * group[:, None] <= at.position[:, None] + 1
+            return every(xp, (same_sequence(at, of), ended))
+
+        return among
 
     return visible

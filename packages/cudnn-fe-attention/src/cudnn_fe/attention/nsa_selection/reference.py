@@ -49,9 +49,15 @@ def selection_attention(
         at = of_queries.at(xp, rows)
         read = slots < take(xp, counts, rows, 0)[..., None]
         chosen = xp.any((take(xp, indices, rows, 0)[..., None] == ids) & read[..., None], axis=-2)
-        chosen = take(xp, xp.permute_dims(chosen, (1, 0, 2)), of_keys.position // size, 2)
-        mask = every(xp, (same_sequence(at, of_keys), xp.repeat(chosen, group, axis=0)))
-        return mask & (of_keys.position <= at.position[:, None]) if problem.is_causal else mask
+        chosen = xp.permute_dims(chosen, (1, 0, 2))
+
+        def among(columns: Any) -> Any:
+            of = of_keys.at(xp, columns)
+            listed = xp.repeat(take(xp, chosen, of.position // size, 2), group, axis=0)
+            mask = every(xp, (same_sequence(at, of), listed))
+            return mask & (of.position <= at.position[:, None]) if problem.is_causal else mask
+
+        return among
 
     output, top, total = attend(xp, q, k, v, visible, scale_softmax, problem.q_tensor.dtype.name)
     output = xp.permute_dims(output[0], (1, 0, 2))

@@ -12,9 +12,8 @@ from cudnn_fe.attention.nsa import (
     check_float32,
     like_queries,
     require_qkv,
-    statistics_dtype,
 )
-from cudnn_fe.attention.operands import FLOATS, compact, require_streamable
+from cudnn_fe.attention.operands import FLOATS, compact, require_streamable, statistics_dtype
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.op import Op, Problem, TensorRule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.attention.arrays import every, index_range, narrow, take, wide
+from cudnn_fe.attention.arrays import every, narrow, take, wide
 from cudnn_fe.attention.pieces import attend, log_sum_exp
 from cudnn_fe.attention.sequences import batch_first, offsets_of, rows_of, same_sequence
 
@@ -49,8 +49,7 @@ def sliding_window_attention(
     q, k, v = (batch_first(xp, wide(x)) for x in (q, k, v))
     io, out = problem.q_tensor.dtype.name, problem.o_dtype.name
     if problem.q_tensor.ndim == 4:
-        keys = index_range(xp, k.shape[2], q)
-        output, top, total = attend(xp, q, k, v, lambda i: _band(problem, i, keys), attn_scale, io)
+        output, top, total = attend(xp, q, k, v, lambda i: lambda j: _band(problem, i, j), attn_scale, io)
         return narrow(output, out), log_sum_exp(xp, top, total)[..., None]
     q_lengths, k_lengths = (xp.reshape(x, (-1,)) for x in (q_lengths, k_lengths))
     q_first, o_first, stats_first, k_first, v_first = _first_rows(
@@ -63,7 +62,12 @@ def sliding_window_attention(
 
     def visible(rows: Any) -> Any:
         at = of_rows.at(xp, rows)
-        return every(xp, (same_sequence(at, of_keys), _band(problem, at.position, of_keys.position)))
+
+        def among(columns: Any) -> Any:
+            of = of_keys.at(xp, columns)
+            return every(xp, (same_sequence(at, of), _band(problem, at.position, of.position)))
+
+        return among
 
     output, top, total = attend(xp, queries, k, values, visible, attn_scale, io)
     statistics = log_sum_exp(xp, top, total)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from cudnn_fe.attention.nsa import PACKED, PADDED, SOURCE, require_qkv, statistics_dtype
+from cudnn_fe.attention.nsa import PACKED, PADDED, SOURCE, require_qkv
 from cudnn_fe.attention.operands import (
     FLOATS,
     compact,
@@ -13,6 +13,7 @@ from cudnn_fe.attention.operands import (
     require_offsets,
     require_positive,
     require_streamable,
+    statistics_dtype,
 )
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError

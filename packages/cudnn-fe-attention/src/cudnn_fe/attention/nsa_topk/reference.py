@@ -6,8 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.attention.arrays import index_range, sweep, take, wide
-from cudnn_fe.attention.pieces import join_rows, rows_per_step, scores
+from cudnn_fe.attention.pieces import scores
 from cudnn_fe.attention.sequences import Rows, batch_first, rows_of
+from cudnn_fe.attention.tiles import join_rows, rows_per_step
 from cudnn_fe.attention.top_k import along_last, best_first
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def topk_reduction(
         lead = (rows, key_heads, problem.k_value) if packed else (batch, key_heads, rows, problem.k_value)
         nothing = xp.broadcast_to(xp.sum(xp.zeros_like(lse)), lead)
         return xp.full_like(nothing, float("-inf")), xp.full_like(xp.astype(nothing, xp.int32), -1)
-    size = rows_per_step(rows, batch * heads, keys)
+    size = rows_per_step(q, rows, batch * heads * keys)
     offsets, per_block = index_range(xp, size, q), problem.selection_block_size // problem.compress_stride
     blocks = -(-keys // per_block)
     local = index_range(xp, blocks * per_block, q)

@@ -12,7 +12,8 @@ from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.conv.causal_conv1d.portable_channels import ChannelsForward
 from cudnn_fe.conv.causal_conv1d.portable_states import FinalStates
 from cudnn_fe.conv.causal_conv1d.portable_time import TimeForward
-from cudnn_fe.conv.portable_parts import fake, named
+from cudnn_fe.conv.portable_parts import fake
+from cudnn_fe.core.cute.arguments import named
 
 __all__ = ["fake_arguments", "launcher", "operands"]
 

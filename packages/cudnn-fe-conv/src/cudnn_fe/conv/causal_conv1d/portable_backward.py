@@ -12,7 +12,8 @@ from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.conv.causal_conv1d.portable_backward_channels import ChannelsBackward
 from cudnn_fe.conv.causal_conv1d.portable_backward_time import TimeBackward
 from cudnn_fe.conv.causal_conv1d.portable_sums import InitialGradient, SumPartials
-from cudnn_fe.conv.portable_parts import fake, named
+from cudnn_fe.conv.portable_parts import fake
+from cudnn_fe.core.cute.arguments import named
 
 __all__ = ["fake_arguments", "launcher", "operands"]
 

@@ -21,7 +21,6 @@ from cudnn_fe.conv.portable_parts import (
     column,
     fake,
     fill,
-    named,
     read,
     read_states,
     seek,
@@ -32,6 +31,7 @@ from cudnn_fe.conv.portable_parts import (
     write,
     zeros,
 )
+from cudnn_fe.core.cute.arguments import named
 
 __all__ = ["fake_arguments", "launcher"]
 

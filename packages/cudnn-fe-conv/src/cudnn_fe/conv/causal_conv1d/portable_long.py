@@ -26,7 +26,6 @@ from cudnn_fe.conv.portable_parts import (
     column,
     fake,
     fill,
-    named,
     read,
     read_states,
     seek,
@@ -36,6 +35,7 @@ from cudnn_fe.conv.portable_parts import (
     write,
     zeros,
 )
+from cudnn_fe.core.cute.arguments import named
 
 __all__ = ["RESULTS", "LongFilter", "fake_arguments", "launcher", "locate"]
 

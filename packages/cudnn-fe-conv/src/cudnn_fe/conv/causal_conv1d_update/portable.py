@@ -20,7 +20,6 @@ from cudnn_fe.conv.portable_parts import (
     column,
     fake,
     fill,
-    named,
     put,
     raw,
     read,
@@ -30,6 +29,7 @@ from cudnn_fe.conv.portable_parts import (
     write,
     zeros,
 )
+from cudnn_fe.core.cute.arguments import named
 from cudnn_fe.core.cute.ptx_base import assemble
 
 __all__ = ["fake_arguments", "launcher"]

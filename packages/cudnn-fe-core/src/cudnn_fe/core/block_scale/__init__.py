@@ -19,7 +19,7 @@ from cudnn_fe.core.block_scale.formats import (
 )
 from cudnn_fe.core.block_scale.layouts import atom_view, physical_view, scale_shape, swizzle_scales, unswizzle_scales
 from cudnn_fe.core.block_scale.nvfp4 import nvfp4_block_scale_dequantize, nvfp4_block_scale_quantize
-from cudnn_fe.core.block_scale.quantize import BlockScaled, Recipe, quantize, quantize_rows_and_columns
+from cudnn_fe.core.block_scale.quantize import BlockScaled, Recipe, quantize, quantize_rows_and_columns, scale_blocks
 from cudnn_fe.core.block_scale.quantizer import block_scale_quantize
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "physical_view",
     "quantize",
     "quantize_rows_and_columns",
+    "scale_blocks",
     "scale_shape",
     "split_expert_columns",
     "swizzle_scales",

@@ -166,7 +166,7 @@ def _kernels(folder: str, specialise: Any) -> tuple[Kernel, ...]:
             refuse=portable_refusal,
             specialise=specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     )
 
@@ -189,7 +189,6 @@ TO_NVFP4 = Op(
     problem=ToNvfp4,
     reference="cudnn_fe.core.block_scale.nvfp4_reference:to_nvfp4",
     kernels=_kernels("quantizer", _quantizing),
-    reference_on_gpu=True,
     summary="bfloat16 rows to NVFP4 with packed scales.",
     formula=r"s = \operatorname{cvt}(\max |x e| / 6), \qquad c = \operatorname{cvt}(x e \cdot \min(1 / s, "
     r"\mathrm{FLT\_MAX}))",
@@ -215,7 +214,6 @@ FROM_NVFP4 = Op(
     problem=FromNvfp4,
     reference="cudnn_fe.core.block_scale.nvfp4_reference:from_nvfp4",
     kernels=_kernels("dequantizer", _dequantizing),
-    reference_on_gpu=True,
     summary="NVFP4 with packed scales to bfloat16 rows.",
     formula=r"y = \operatorname{bf16}(c \cdot (s \cdot d))",
     tensors=(

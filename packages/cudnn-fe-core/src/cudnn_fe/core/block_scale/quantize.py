@@ -8,7 +8,7 @@ import numpy as np
 
 from cudnn_fe.core.block_scale.arithmetic import FLOAT32_MAX_BITS, multiply_bits, reciprocal_bits
 from cudnn_fe.core.block_scale.formats import BlockFormat
-from cudnn_fe.core.codecs import E5M2, E8M0
+from cudnn_fe.core.codecs import E5M2, E8M0, Format
 from cudnn_fe.core.codecs.bits import INF_BITS, NAN_BITS, Array, Namespace, at_most, float32_bits, namespace_of
 from cudnn_fe.core.codecs.encode import encode_bits
 from cudnn_fe.core.errors import OptionError, ShapeError
@@ -21,6 +21,7 @@ __all__ = [
     "quantize",
     "quantize_rows_and_columns",
     "quotient_of",
+    "scale_blocks",
 ]
 
 Recipe: TypeAlias = Literal["power_of_two", "epilogue", "epilogue_columns", "converter"]
@@ -105,13 +106,53 @@ def quantize(
     blocks = _blocks(xp, bits, format.block)
     amax = _largest(xp, blocks)
     factor = factor_bits(xp, blocks, norm)
-    codes, scales = _encode_blocks(xp, blocks, format, recipe, factor)
+    scaled, scales = _scaled_blocks(xp, blocks, _limit(format, recipe), format.scale, recipe, factor)
+    codes = encode_bits(xp, scaled, format.element, saturate=True, mode="nearest")
     flat = xp.reshape(codes, (*codes.shape[:-2], codes.shape[-2] * format.block))[..., :extent]
     return BlockScaled(
         xp.moveaxis(xp.astype(flat, xp.uint8), -1, axis),
         xp.moveaxis(xp.astype(scales, xp.uint8), -1, axis),
         xp.where(amax > INF_BITS, NAN_BITS, amax).view(xp.float32),
     )
+
+
+def scale_blocks(
+    x: Array, scale: Format, block: int, *, axis: int = -1, recipe: Recipe = "epilogue", norm: Any = None
+) -> tuple[Array, Array]:
+    """`quantize` for elements that need no narrow range: limit 1, and the scaled values are not rounded.
+
+    Args:
+        x: float32, float16 or bfloat16 array.
+        scale: Format of the scales, E8M0 or E4M3.
+        block: Elements per scale.
+        axis: The axis that blocks lie along.
+        recipe: ``"epilogue"`` or ``"epilogue_columns"`` of `quantize`.
+        norm: Positive finite factor; see `quantize`.
+
+    Returns:
+        float32 values of the shape of ``x``, and uint8 scale codes in plain layout.
+
+    Raises:
+        DTypeError: ``x`` has another element type.
+        FrameworkError: ``x`` is no array.
+        ShapeError: There is no such axis, or ``norm`` has more than one element.
+
+    Example:
+        >>> import numpy as np
+        >>> from cudnn_fe.core.codecs import E8M0
+        >>> values, scales = scale_blocks(np.asarray([[3.0, -1.0]], np.float32), E8M0, 32)
+        >>> values.tolist(), scales.tolist()  # scale 4
+        ([[0.75, -0.25]], [[129]])
+
+    The recipe of cudnn-frontend 1.32's epilogues, with exact reciprocals.
+    """
+    xp, axis = namespace_of(x), checked_axis(x, axis)
+    bits = xp.moveaxis(float32_bits(xp, x), axis, -1)
+    blocks = _blocks(xp, bits, block)
+    scaled, scales = _scaled_blocks(xp, blocks, 1.0, scale, recipe, factor_bits(xp, blocks, norm))
+    flat = xp.reshape(scaled, (*scaled.shape[:-2], scaled.shape[-2] * block))[..., : bits.shape[-1]]
+    values = xp.moveaxis(flat, -1, axis).view(xp.float32)
+    return values, xp.moveaxis(xp.astype(scales, xp.uint8), -1, axis)
 
 
 def quantize_rows_and_columns(
@@ -152,8 +193,7 @@ def quantize_rows_and_columns(
 
 def quotient_of(format: BlockFormat, recipe: Recipe) -> float:
     """What a recipe multiplies a block's largest magnitude by, to be rounded to float32."""
-    largest = _EPILOGUE_LIMIT.get(format.element) if recipe.startswith("epilogue") else None
-    return 1.0 / (largest or format.element.max)
+    return 1.0 / _limit(format, recipe)
 
 
 def checked_axis(x: Array, axis: int, operand: str = "x") -> int:
@@ -200,13 +240,18 @@ def _blocks(xp: Namespace, bits: Array, block: int) -> Array:
     return xp.reshape(bits, (*outer, count, block))
 
 
-def _encode_blocks(
-    xp: Namespace, blocks: Array, format: BlockFormat, recipe: Recipe, factor: Array
+def _limit(format: BlockFormat, recipe: Recipe) -> float:
+    own = format.element.max
+    return _EPILOGUE_LIMIT.get(format.element, own) if recipe.startswith("epilogue") else own
+
+
+def _scaled_blocks(
+    xp: Namespace, blocks: Array, limit: float, scale: Format, recipe: Recipe, factor: Array
 ) -> tuple[Array, Array]:
-    """Codes (..., count, block) and scale codes (..., count), as int32."""
+    """float32 bits (..., count, block) to be encoded, and scale codes (..., count), as int32."""
     if recipe == "converter":
         blocks, factor = multiply_bits(xp, blocks, factor), factor_bits(xp, blocks, None)
-    quotient = factor_bits(xp, blocks, quotient_of(format, recipe))
+    quotient = factor_bits(xp, blocks, 1.0 / limit)
     size = blocks & 0x7FFFFFFF
     largest = xp.max(size, axis=-1)  # bit patterns order as numbers do, with NaN above infinity
     if recipe == "power_of_two":
@@ -216,14 +261,13 @@ def _encode_blocks(
         wanted = multiply_bits(xp, largest, multiply_bits(xp, quotient, factor))
     else:
         wanted = multiply_bits(xp, multiply_bits(xp, largest, quotient), factor)
-    scales = encode_bits(xp, wanted, format.scale, saturate=True, mode=format.scale.rounding)
-    inverse = reciprocal_bits(xp, xp.astype(scales, xp.uint8), format.scale)
+    scales = encode_bits(xp, wanted, scale, saturate=True, mode=scale.rounding)
+    inverse = reciprocal_bits(xp, xp.astype(scales, xp.uint8), scale)
     if recipe == "epilogue_columns":
         inverse = _bounded(xp, inverse)
     # Bounded, so that a zero times it is a zero.
     multiplier = _bounded(xp, multiply_bits(xp, factor, inverse))
-    scaled = multiply_bits(xp, blocks, multiplier[..., None])
-    return encode_bits(xp, scaled, format.element, saturate=True, mode="nearest"), scales
+    return multiply_bits(xp, blocks, multiplier[..., None]), scales
 
 
 def _bounded(xp: Namespace, bits: Array) -> Array:

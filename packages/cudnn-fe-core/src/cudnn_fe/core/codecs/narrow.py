@@ -99,7 +99,8 @@ def round_to_tf32(x: Array) -> Array:
         >>> round_to_tf32(np.asarray([1 + 2**-11, 1 + 2**-12], np.float32)).tolist()
         [1.0009765625, 1.0]
 
-    As defined by the PTX ISA.
+    As defined by the PTX ISA. The H200's instruction differs for NaN: it cuts the low bits off, which may leave
+    infinity.
     """
     xp = namespace_of(x)
     bits = float32_bits(xp, x)

@@ -13,7 +13,7 @@ from cudnn_fe.core.codecs.pack import pack_fp4, unpack_fp4
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import DTypeError
 
-__all__ = ["fp4_pairs", "from_codes", "to_codes"]
+__all__ = ["from_codes", "packed_pairs", "to_codes"]
 
 
 def to_codes(x: Array) -> Array:
@@ -90,23 +90,23 @@ def from_codes(codes: Array, format: Any) -> Array:
     return codes.view(getattr(ml_dtypes, row.name))
 
 
-def fp4_pairs(x: Array, axis: int) -> Array:
-    """FP4 arrays of NumPy and JAX, which hold one element a byte, as uint8 pairs along an axis; others as they are.
+def packed_pairs(x: Array, *, axis: int = -1) -> Array:
+    """FP4 arrays of NumPy and JAX, which hold one element a byte, as packed pairs; others, and None, as they are.
 
     Args:
-        x: Any array, or None.
-        axis: The axis whose neighbours share a byte.
+        x: An array, or None.
+        axis: The axis that halves.
 
     Returns:
-        The array that kernels and contracts mean by packed FP4.
+        uint8 pairs, or ``x``.
 
     Example:
         >>> import ml_dtypes, numpy as np
-        >>> fp4_pairs(np.asarray([0.5, 6.0], ml_dtypes.float4_e2m1fn), 0).tolist()
-        [113]
+        >>> packed_pairs(np.asarray([1.0, -6.0], ml_dtypes.float4_e2m1fn)).tolist()
+        [242]
 
-    Element 2i stands in the low four bits.
+    The order is that of `pack_fp4`.
     """
-    if x is None or dtype(x.dtype).name != "float4_e2m1fn" or array_api_compat.is_torch_array(x):
+    if x is None or dtype_of(x).name != E2M1.name or array_api_compat.is_torch_array(x):
         return x
     return pack_fp4(to_codes(x), axis=axis)

@@ -1,13 +1,17 @@
-"""Activations on float32 values, as the epilogues use them."""
+"""Activations on float32 values and their derivatives, as the epilogues use them."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from cutlass import Float32, cute
 
-__all__ = ["sigmoid", "silu", "swiglu"]
+from cudnn_fe.core.cute.ptx_base import assemble
 
+__all__ = ["GEGLU_ALPHA", "GEGLU_CLAMP", "geglu", "geglu_gradient", "sigmoid", "silu", "swiglu", "swiglu_gradient"]
+
+GEGLU_ALPHA, GEGLU_CLAMP = 1.702, 7.0
 _LOG2_E = math.log2(math.e)
 
 
@@ -24,3 +28,48 @@ def silu(gate: Float32) -> Float32:
 def swiglu(value: Float32, gate: Float32) -> Float32:
     """``value * (sigmoid(gate) * gate)``, in this order of rounding."""
     return value * silu(gate)
+
+
+def swiglu_gradient(value: Float32, gate: Float32) -> tuple[Float32, Float32, Float32]:
+    """``(d/dvalue, d/dgate, swiglu)``."""
+    share = sigmoid(gate)
+    # s + G * s * (1 - s): far out, G * s or 1 - s is an exact zero and its partner finite, so no inf * 0.
+    through = gate * share
+    return through, value * (share + through * (Float32(1.0) - share)), value * through
+
+
+def _least(x: Any, bound: Any) -> Float32:
+    """The smaller of the two; NaN stays NaN."""
+    (value,) = assemble("min.NaN.f32 $0, $1, $2;", [Float32], [Float32(x), Float32(bound)])
+    return value
+
+
+def _most(x: Any, bound: Any) -> Float32:
+    """The larger of the two; NaN stays NaN."""
+    (value,) = assemble("max.NaN.f32 $0, $1, $2;", [Float32], [Float32(x), Float32(bound)])
+    return value
+
+
+def geglu(
+    value: Float32,
+    gate: Float32,
+    offset: Float32,
+    alpha: Any = GEGLU_ALPHA,
+    high: Any = GEGLU_CLAMP,
+    low: Any = -GEGLU_CLAMP,
+) -> Float32:
+    """``(value + offset) * (sigmoid(alpha * gate) * gate)`` of the gate bounded above and the value on both sides."""
+    gate, value = _least(gate, high), _least(_most(value, low), high)
+    return (value + offset) * (sigmoid(gate * alpha) * gate)
+
+
+def geglu_gradient(
+    value: Float32, gate: Float32, offset: Float32, alpha: Any, high: Any, low: Any
+) -> tuple[Float32, Float32, Float32]:
+    """``(d/dvalue, d/dgate, geglu)``; gradients flow at exactly the bounds, and none does beyond them."""
+    bounded, inner = _least(gate, high), _least(_most(value, low), high)
+    share = sigmoid(bounded * alpha)
+    through, shifted = bounded * share, inner + offset
+    of_gate = shifted * (share + alpha * through * (Float32(1.0) - share))
+    flows = Float32(value >= low) * Float32(value <= high)
+    return through * flows, of_gate * Float32(gate <= high), shifted * through

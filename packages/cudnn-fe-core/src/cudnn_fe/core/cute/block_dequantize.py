@@ -8,7 +8,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs
 from cudnn_fe.core.cute.block_quantize import e8m0_value
 from cudnn_fe.core.cute.block_tiles import (
     SIDE,
@@ -22,8 +21,10 @@ from cudnn_fe.core.cute.block_tiles import (
 )
 from cudnn_fe.core.cute.exact import multiply
 from cudnn_fe.core.cute.fp8_widen import E4M3_SCALE, widen_fp8
+from cudnn_fe.core.cute.narrow import narrow_words
+from cudnn_fe.core.cute.numerics import kind_name
 from cudnn_fe.core.cute.ptx_base import assemble, load_global
-from cudnn_fe.core.cute.small_floats import as_bits, as_float
+from cudnn_fe.core.cute.small_floats import as_float
 
 __all__ = ["DequantizeTiles"]
 
@@ -31,7 +32,7 @@ Dims = tuple[int, int, int]
 
 
 class DequantizeTiles:
-    """Dequantises one matrix, or a batch of them.
+    """Dequantises one matrix, or a batch of them; where the result is larger than the codes it is zero.
 
     Args:
         element: Element format's name.
@@ -39,13 +40,22 @@ class DequantizeTiles:
         scale: Scale format's name.
         in_access: Elements of a row that may be read at once.
         out_access: Elements of a row that may be written at once.
-        dims: Batch, row and column dim of codes and result; columns lie side by side.
+        dims: Batch, row and column dim of the codes; columns lie side by side.
+        out_dims: Those of the result.
     """
 
     def __init__(
-        self, element: str, place: ScalePlace, scale: str, in_access: int, out_access: int, dims: Dims = (0, 1, 2)
+        self,
+        element: str,
+        place: ScalePlace,
+        scale: str,
+        in_access: int,
+        out_access: int,
+        dims: Dims = (0, 1, 2),
+        out_dims: Dims = (0, 1, 2),
     ) -> None:
-        self.element, self.place, self.scale, self.dims = element, place, scale, dims
+        self.element, self.place, self.scale = element, place, scale
+        self.dims, self.out_dims = dims, out_dims
         self.in_access, self.out_access = in_access, out_access
         self.fp4 = element == "float4_e2m1fn"
 
@@ -54,7 +64,7 @@ class DequantizeTiles:
         self, stream: cuda.CUstream, codes: cute.Tensor, scales: cute.Tensor, factor: Any, out: cute.Tensor
     ) -> None:
         """Launch on ``stream``."""
-        batch, row, column = self.dims
+        batch, row, column = self.out_dims
         blocks, walk = tile_walk(out.shape[row], out.shape[column], out.shape[batch])
         self.kernel(codes, scales, factor, out, walk).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
 
@@ -62,33 +72,36 @@ class DequantizeTiles:
     def kernel(self, codes: cute.Tensor, scales: cute.Tensor, factor: Any, out: cute.Tensor, walk: Any) -> None:
         """One tile of a warp."""
         at = lane_place(walk)
-        source, target = Matrix.of(codes, self.dims), Matrix.of(out, self.dims)
+        paired = self.fp4 and self.place.columns
+        source = Matrix.of(codes, self.dims, 2 if self.fp4 and not paired else 1, 2 if paired else 1)
+        target = Matrix.of(out, self.out_dims)
         left = target.columns - at.column
-        loaded = self.load(source, target, at, left)
-        by = self.multipliers(scales, factor, target, at)
+        loaded = self.load(source, at)
+        by = self.multipliers(scales, factor, source, at)
         for j in cutlass.range_constexpr(SIDE):
             values = self.decode(loaded, j)
             products = [multiply(value, by[k if self.place.columns else j]) for k, value in enumerate(values)]
             self.store(target, out.element_type, at, j, products, left)
 
-    def load(self, source: Matrix, target: Matrix, at: Any, left: Any) -> list[list[Int32]]:
-        """Words of eight rows, or of four rows of pairs."""
+    def load(self, source: Matrix, at: Any) -> list[list[Int32]]:
+        """Words of eight rows, or of four rows of pairs; zeros outside the codes."""
         paired = self.fp4 and self.place.columns
         bits = 4 if self.fp4 and not paired else 8
         rows = []
         for j in range(0, SIDE, 2 if paired else 1):
             row = (at.row + j) // 2 if paired else at.row + j
             address = source.place(at.batch, row, at.column * bits // 8)
-            rows.append(load_vector(address, bits, self.in_access, left, Int32(at.row + j < target.rows)))
+            left = source.columns - at.column
+            rows.append(load_vector(address, bits, self.in_access, left, Int32(at.row + j < source.rows)))
         return rows
 
-    def multipliers(self, scales: Any, factor: Any, target: Matrix, at: Any) -> list[Float32]:
+    def multipliers(self, scales: Any, factor: Any, source: Matrix, at: Any) -> list[Float32]:
         """What each row's, or column's, codes are multiplied by."""
-        offset, step, _ = self.place.locate(target, at, 0)
+        offset, step, _ = self.place.locate(source, at, 0)
         base = scales.iterator.toint() + offset
-        extent = target.columns if self.place.columns else target.rows
+        extent = source.columns if self.place.columns else source.rows
         first = at.column if self.place.columns else at.row
-        other = at.row < target.rows if self.place.columns else at.column < target.columns
+        other = at.row < source.rows if self.place.columns else at.column < source.columns
         codes = [
             load_global(base + step * index, 1, Int32(first + index < extent) & Int32(other))[0]
             for index in range(SIDE)
@@ -117,14 +130,7 @@ class DequantizeTiles:
     def store(self, target: Matrix, kind: Any, at: Any, j: int, values: list[Any], left: Any) -> None:
         """Round and store a row's eight elements."""
         bits = kind.width
-        if kind is cutlass.BFloat16:
-            words = narrow_pairs(values)
-        elif kind is cutlass.Float16:
-            words = []
-            for low, high in zip(values[::2], values[1::2], strict=True):
-                words += assemble("cvt.rn.f16x2.f32 $0, $1, $2;", [Int32], [Float32(high), Float32(low)])
-        else:
-            words = [as_bits(value) for value in values]
+        words = narrow_words(kind_name(kind), values, False)
         address = target.place(at.batch, at.row + j, at.column * (bits // 8))
         store_vector_bytes(address, words, bits, self.out_access, left, Int32(at.row + j < target.rows))
 

@@ -8,13 +8,16 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
+from cudnn_fe.core.cute.block_tiles import LanePlace, Matrix, ScalePlace, store_vector_bytes
 from cudnn_fe.core.cute.exact import divide, multiply
 from cudnn_fe.core.cute.ptx_base import assemble
+from cudnn_fe.core.cute.row_vectors import store_global
 from cudnn_fe.core.cute.small_floats import E4M3, as_bits, as_float, e2m1_word, fp8_words
 
-__all__ = ["BlockQuantizer", "e8m0_value", "gather", "reduce_scatter"]
+__all__ = ["BlockQuantizer", "e8m0_value", "gather", "quantize_tile", "reduce_scatter", "store_codes"]
 
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
+_ROW_LANES, _COLUMN_LANES = (2, 1), (16, 8)  # lane bits that a block of 32 spans
 _FLOAT_MAX = 3.4028234663852886e38
 
 
@@ -134,3 +137,80 @@ def gather(values: list[Any], masks: tuple[int, ...], lane: Any) -> list[Any]:
         high = [cutlass.select_(upper, mine, other) for mine, other in zip(values, others, strict=True)]
         values = low + high
     return values
+
+
+def quantize_tile(
+    quantizer: BlockQuantizer,
+    place: ScalePlace,
+    values: list[list[Any]],
+    norm: Any,
+    scales: Any,
+    matrix: Matrix,
+    at: LanePlace,
+) -> list[list[Any]]:
+    """Store the scales of a lane's values, and return the values multiplied, for `store_codes`.
+
+    Args:
+        quantizer: The recipe.
+        place: Where scales lie.
+        values: Eight rows of eight; fewer rows, a power of two of at least the lanes that share a block, along rows.
+        norm: The factor, or None.
+        scales: Address of the scales.
+        matrix: Extents of the quantised matrix.
+        at: This lane's first row and column in it.
+    """
+    lane = cute.arch.thread_idx()[0] % 32
+    values = [[quantizer.prepared(value, norm) for value in row] for row in values]
+    lines = [list(line) for line in zip(*values, strict=True)] if place.columns else values
+    largest = []
+    for line in lines:
+        found = quantizer.larger(line[0], line[1])
+        for value in line[2:]:
+            found = quantizer.larger(found, value)
+        largest.append(found)
+    masks = (_COLUMN_LANES if place.columns else _ROW_LANES)[1 if place.block == 16 else 0 :]
+    owned, first = reduce_scatter(largest, masks, lane, quantizer.larger)
+    pairs = [quantizer.scale_and_multiplier(one, norm) for one in owned]
+    offset, step, _ = place.locate(matrix, at, first)
+    for index, (code, _) in enumerate(pairs):
+        _, _, valid = place.locate(matrix, at, first + index)
+        store_global(scales + offset + step * index, [code], 1, valid)
+    by = gather([multiplier for _, multiplier in pairs], masks, lane)
+    return [
+        [multiply(value, by[k if place.columns else j]) for k, value in enumerate(row)] for j, row in enumerate(values)
+    ]
+
+
+def store_codes(
+    quantizer: BlockQuantizer,
+    place: ScalePlace,
+    scaled: list[list[Any]],
+    target: Matrix,
+    matrix: Matrix,
+    at: LanePlace,
+    access: int,
+) -> None:
+    """Encode and store a lane's multiplied values; FP4 in pairs along the quantised direction.
+
+    Args:
+        quantizer: The recipe.
+        place: Where scales lie.
+        scaled: What `quantize_tile` returned.
+        target: The codes' memory.
+        matrix: Extents of the quantised matrix.
+        at: This lane's first row and column in it.
+        access: Elements of a row that may be written at once.
+    """
+    left = matrix.columns - at.column
+    fp4 = quantizer.element == "float4_e2m1fn"
+    if fp4 and place.columns:
+        for j in range(0, len(scaled), 2):
+            together = [value for pair in zip(scaled[j], scaled[j + 1], strict=True) for value in pair]
+            address = target.place(at.batch, (at.row + j) // 2, at.column)
+            inside = Int32(at.row + j < matrix.rows)
+            store_vector_bytes(address, quantizer.words(together), 8, access, left, inside)
+        return
+    bits = 4 if fp4 else 8
+    for j, row in enumerate(scaled):
+        address = target.place(at.batch, at.row + j, at.column * bits // 8)
+        store_vector_bytes(address, quantizer.words(row), bits, access, left, Int32(at.row + j < matrix.rows))

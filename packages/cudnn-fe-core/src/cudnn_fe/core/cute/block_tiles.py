@@ -62,16 +62,23 @@ class Matrix(Staged):
     columns: Int32
 
     @staticmethod
-    def of(tensor: Any, dims: tuple[int, int, int], per_byte: int = 1) -> Matrix:
-        """A tensor's matrix; ``dims`` are its batch, row and column dim, ``per_byte`` elements share a stored one."""
+    def of(tensor: Any, dims: tuple[int, int, int], across: int = 1, down: int = 1) -> Matrix:
+        """A tensor's matrix.
+
+        Args:
+            tensor: At least two dims.
+            dims: Its batch, row and column dim; a batch dim that it does not have means one matrix.
+            across: Columns that a stored element holds.
+            down: Rows that a stored element holds.
+        """
         size = tensor.element_type.width // 8
         batch, row, column = dims
         return Matrix(
             tensor.iterator.toint(),
-            Int64(tensor.stride[batch]) * size,
+            Int64(tensor.stride[batch]) * size if batch < len(tensor.shape) else Int64(0),
             Int64(tensor.stride[row]) * size,
-            Int32(tensor.shape[row]),
-            Int32(tensor.shape[column]) * per_byte,
+            Int32(tensor.shape[row]) * down,
+            Int32(tensor.shape[column]) * across,
         )
 
     def place(self, batch: Any, row: Any, column_bytes: Any) -> Int64:

@@ -1,7 +1,8 @@
 """From accumulators to memory: an epilogue function on fragments, conversion, shared memory, TMA store.
 
-An epilogue is a plain function ``(block, alpha) -> fragments``. `block` is one thread's float32 part of a 64-row block
-of the accumulator, some columns wide; every output gets one float32 fragment, whose columns lie as the block's do.
+An epilogue is a plain function ``(block, where, arguments) -> fragments``. `block` is one thread's float32 part of a
+64-row block of the accumulator, some columns wide; every output gets one float32 fragment, whose columns lie as the
+block's do. `arguments` are what the op launches with, here alpha.
 The columns of a block that one thread holds are the same 2 of every 8, so columns c and c + 32 meet in one thread.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warp
@@ -18,9 +19,38 @@ from cudnn_fe.core.cute.activations import swiglu
 from cudnn_fe.core.cute.mainloop_sm90 import make_tiled_mma, swizzled_atom
 from cudnn_fe.core.cute.numerics import element_type
 
-__all__ = ["Epilogue", "Output", "identity_epilogue", "swiglu_epilogue"]
+__all__ = [
+    "BlockPlace",
+    "Epilogue",
+    "Output",
+    "fragment_column",
+    "fragment_row",
+    "identity_epilogue",
+    "swiglu_epilogue",
+]
 
-Epilogue = Callable[[cute.Tensor, Float32], tuple[cute.Tensor, ...]]
+
+class BlockPlace(NamedTuple):
+    """Where a 64-row block of the accumulator lies.
+
+    Attributes:
+        row: Its first row in the whole tensor.
+        column: Its first column of N.
+        begin: Where the rows of its batch or group begin.
+        end: Where they end; what is computed for rows from there on is not stored.
+        batch: Batch or group.
+        thread: This thread of the warpgroup.
+    """
+
+    row: Int32
+    column: Int32
+    begin: Int32
+    end: Int32
+    batch: Int32
+    thread: Int32
+
+
+Epilogue = Callable[[cute.Tensor, BlockPlace, Any], tuple[cute.Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +98,7 @@ class Output:
         return cute.make_tiled_copy_C(atom, layout_mma)
 
 
-def identity_epilogue(block: cute.Tensor, alpha: Float32) -> tuple[cute.Tensor, ...]:
+def identity_epilogue(block: cute.Tensor, where: BlockPlace, alpha: Float32) -> tuple[cute.Tensor, ...]:
     """``alpha * acc``."""
     scaled = cute.make_rmem_tensor(block.shape, Float32)
     for i in range(cute.size(block)):
@@ -76,14 +106,24 @@ def identity_epilogue(block: cute.Tensor, alpha: Float32) -> tuple[cute.Tensor, 
     return (scaled,)
 
 
-def swiglu_epilogue(block: cute.Tensor, alpha: Float32) -> tuple[cute.Tensor, ...]:
+def swiglu_epilogue(block: cute.Tensor, where: BlockPlace, alpha: Float32) -> tuple[cute.Tensor, ...]:
     """``alpha * acc`` and, from its 32 value and 32 gate columns, SwiGLU."""
-    (scaled,) = identity_epilogue(block, alpha)
+    (scaled,) = identity_epilogue(block, where, alpha)
     half = cute.size(block) // 2
     activated = cute.make_rmem_tensor((half,), Float32)
     for i in range(half):
         activated[i] = swiglu(scaled[i], scaled[half + i])
     return scaled, activated
+
+
+def fragment_row(thread: Int32) -> Int32:
+    """The first of the two rows of a 64-row block that a thread's fragment covers; the other is 8 further on."""
+    return thread // 32 * 16 + thread % 32 // 4
+
+
+def fragment_column(thread: Int32, index: int) -> Int32:
+    """The column of value `index` of a thread's fragment; its row is the second one where ``index // 2`` is odd."""
+    return 2 * (thread % 4) + (8 * (index // 4) + index % 2)
 
 
 def store_fragment(output: Output, fragment: cute.Tensor, smem: cute.Tensor, thread: Int32) -> None:

@@ -7,11 +7,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from cutlass import Float32
 
 from cudnn_fe.core.cute.ptx_base import assemble
 
-__all__ = ["add", "divide", "fused_multiply_add", "multiply", "reciprocal_square_root", "square_root", "subtract"]
+__all__ = [
+    "add",
+    "divide",
+    "divide_by",
+    "fused_multiply_add",
+    "magnitude",
+    "multiply",
+    "reciprocal_square_root",
+    "square_root",
+    "subtract",
+]
 
 
 def _one(code: str, *arguments: Any) -> Float32:
@@ -39,9 +50,30 @@ def divide(a: Any, b: Any) -> Float32:
     return _one("div.rn.f32 $0, $1, $2;", a, b)
 
 
+def divide_by(a: Any, b: float) -> Float32:
+    """``a / b`` for a constant ``b``, correctly rounded unless subnormal: five instructions, no slow path.
+
+    The quotient by the rounded reciprocal is off by one unit at most, and one exact remainder corrects it (Markstein,
+    1990). Infinities and NaN have no remainder and stay as they are.
+    """
+    divisor = float(np.float32(b))
+    return _one(
+        "{ .reg .f32 q, r; .reg .pred p; mul.rn.f32 q, $1, $2; fma.rn.f32 r, q, $3, $1; fma.rn.f32 r, r, $2, q; "
+        "testp.finite.f32 p, q; selp.f32 $0, r, q, p; }",
+        a,
+        float(np.float32(1.0) / np.float32(divisor)),
+        -divisor,
+    )
+
+
 def fused_multiply_add(a: Any, b: Any, c: Any) -> Float32:
     """``a * b + c``, rounded once."""
     return _one("fma.rn.f32 $0, $1, $2, $3;", a, b, c)
+
+
+def magnitude(a: Any) -> Float32:
+    """``|a|``; most instructions that use it take it without one of its own."""
+    return _one("abs.f32 $0, $1;", a)
 
 
 def square_root(a: Any) -> Float32:

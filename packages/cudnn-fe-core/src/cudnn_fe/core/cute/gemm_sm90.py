@@ -10,10 +10,10 @@ from cutlass import Float32, Int32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from cudnn_fe.core.cute import epilogue_sm90, mainloop_sm90, split_k
-from cudnn_fe.core.cute.epilogue_sm90 import Epilogue, Output
+from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Epilogue, Output
+from cudnn_fe.core.cute.gemm_layout import DenseGemm, Extents, GemmLayout, Rank, TilePlace
 from cudnn_fe.core.cute.numerics import element_type
-from cudnn_fe.core.cute.tile_scheduler import DenseTiles
-from cudnn_fe.core.cute.tma import TmaTile, load_tile, store_tile, tma_view
+from cudnn_fe.core.cute.tma import TmaTile, k_tiles, load_tile, store_tile, tile_at
 from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile
 
 __all__ = ["GemmSm90"]
@@ -35,16 +35,26 @@ class GemmSm90:
         outputs: What is stored, in the epilogue's order.
         epilogue: The function from a block of accumulators to the outputs' fragments.
         block_columns: Accumulator columns that one call of the epilogue sees.
+        layout: How the tensors lie, and which tiles there are.
 
     With K split, a cluster works on one output tile and then exits: its partial sums travel through the stages' memory.
     """
 
-    def __init__(self, spec: GemmSpec, outputs: tuple[Output, ...], epilogue: Epilogue, block_columns: int) -> None:
+    def __init__(
+        self,
+        spec: GemmSpec,
+        outputs: tuple[Output, ...],
+        epilogue: Epilogue,
+        block_columns: int,
+        layout: GemmLayout = DenseGemm(),  # noqa: B008
+    ) -> None:
         tile = spec.tile or GemmTile()
         self.spec, self.tile, self.outputs, self.epilogue = spec, tile, outputs, epilogue
         self.block_columns = block_columns
+        self.layout = layout
         self.a_type, self.b_type = element_type(spec.a_dtype), element_type(spec.b_dtype)
         self.k = mainloop_sm90.STAGE_BYTES_K * 8 // self.a_type.width
+        self.cta_tile = (tile.m, tile.n, self.k)
         self.sharing = tile.warpgroups_m * tile.warpgroups_n
         self.consumers = 2 if tile.ping_pong else self.sharing
         self.threads = WARPGROUP * (self.consumers + 1)
@@ -59,13 +69,22 @@ class GemmSm90:
         self.stage_bytes = (tile.m + tile.n) * mainloop_sm90.STAGE_BYTES_K
         slot_bytes = self.consumers * sum(output.bytes for output in outputs)
         free = SMEM_BYTES - BARRIER_BYTES
-        self.slots = 2 if (free - 2 * slot_bytes) // self.stage_bytes == (free - slot_bytes) // self.stage_bytes else 1
-        if self.row_blocks * self.blocks % self.slots:
-            self.slots = 1  # a tile's last block and the next one's first would share a slot while TMA reads it
-        self.stages = (free - self.slots * slot_bytes) // self.stage_bytes
+        self.slots, self.stages = self._share(free, slot_bytes, self.row_blocks * self.blocks)
         mailbox_bytes = split_k.mailbox_bytes(self.blocks, self.values, tile.split_k) * self.consumers
         if tile.split_k > 1 and (mailbox_bytes > self.stages * self.stage_bytes or self.row_blocks > 1):
             raise ValueError(f"K split in {tile.split_k} needs more shared memory than the stages of {tile} have")
+
+    def _share(self, free: int, slot_bytes: int, blocks: int) -> tuple[int, int]:
+        """Slots for stored blocks and stages for operands in the shared memory there is.
+
+        A tile's blocks must fill the slots evenly: else its last block and the next one's first would share one.
+        """
+        if self.tile.stages:
+            fit = (free - self.tile.stages * self.stage_bytes) // slot_bytes
+            return max(n for n in range(1, min(fit, blocks) + 1) if blocks % n == 0), self.tile.stages
+        two = (free - 2 * slot_bytes) // self.stage_bytes
+        one = (free - slot_bytes) // self.stage_bytes
+        return (2, two) if one == two and blocks % 2 == 0 else (1, one)
 
     def tiled_mma(self) -> Any:
         """The products of one CTA."""
@@ -88,24 +107,33 @@ class GemmSm90:
         a: cute.Tensor,
         b: cute.Tensor,
         outs: tuple[cute.Tensor, ...],
-        alpha: Float32,
+        arguments: Any,
+        tables: tuple[cute.Tensor, ...] = (),
     ) -> None:
-        """Launches on `stream`; `outs` in the order of `outputs`. K must not be 0."""
+        """Launches on `stream`. No extent may be 0.
+
+        Args:
+            stream: Launch stream.
+            a: A, as the layout says.
+            b: B, likewise.
+            outs: In the order of `outputs`.
+            arguments: What the epilogue gets.
+            tables: What the layout's schedule reads.
+        """
         tile = self.tile
-        a = tma_view(a, 1 if self.spec.a_major == "k" else 0)
-        b = tma_view(b, 1 if self.spec.b_major == "k" else 0)
+        extents = self.layout.extents(a, b, tables)
+        a, b = self.layout.views(a, b, (self.spec.a_major, self.spec.b_major))
         internal = cutlass.TFloat32 if self.a_type.width == 32 else None
         load_a = load_tile(a, self.a_layout(self.a_rows, 1), (self.a_rows, self.k), tile.cluster_n, internal)
         load_b = load_tile(b, self.b_layout(1), (tile.n, self.k), tile.cluster_m, internal)
         stores = []
         for output, out in zip(self.outputs, outs, strict=True):
-            view = tma_view(out, 1 if output.major == "n" else 0)
+            view = self.layout.store_view(out, output.major)
             stores.append(store_tile(view, cute.slice_(output.smem_layout(1), (None, None, 0)), (64, output.columns)))
-        extents = (a.shape[0], b.shape[0], a.shape[1], a.shape[2])
-        clusters = self.schedule(extents).total()
+        clusters = self.layout.most_tiles(extents, self.cta_tile, self.cluster)
         if cutlass.const_expr(tile.split_k == 1):
             clusters = cutlass.min(clusters, tile.persistent_ctas // cute.size(self.cluster))
-        self.kernel(load_a, load_b, tuple(stores), self.tiled_mma(), extents, alpha).launch(
+        self.kernel(load_a, load_b, tuple(stores), self.tiled_mma(), extents, arguments, tables).launch(
             grid=(tile.cluster_m, tile.cluster_n, tile.split_k * clusters),
             block=(self.threads, 1, 1),
             cluster=self.cluster,
@@ -114,10 +142,6 @@ class GemmSm90:
             stream=stream,
         )
 
-    def schedule(self, extents: tuple[Int32, Int32, Int32, Int32]) -> DenseTiles:
-        """The tile order."""
-        return DenseTiles.of(extents, (self.tile.m, self.tile.n, self.k), self.cluster, self.tile.group_m)
-
     @cute.kernel
     def kernel(
         self,
@@ -125,8 +149,9 @@ class GemmSm90:
         load_b: TmaTile,
         stores: tuple[TmaTile, ...],
         tiled_mma: cute.TiledMma,
-        extents: tuple[Int32, Int32, Int32, Int32],
-        alpha: Float32,
+        extents: Extents,
+        arguments: Any,
+        tables: tuple[cute.Tensor, ...],
     ) -> None:
         """The device code: descriptors, shared memory, then one branch per warpgroup role."""
         thread = cute.arch.thread_idx()[0]
@@ -162,7 +187,9 @@ class GemmSm90:
         )
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
 
-        tiles = self.schedule(extents)
+        if cutlass.const_expr(self.tile.early_launch and len(tables) > 0):
+            cute.arch.griddepcontrol_wait()  # the previous kernel may write what the schedule and the epilogue read
+        tiles = self.layout.schedule(extents, tables, self.cta_tile, self.cluster, self.tile.group_m)
         first = cute.arch.block_idx()[2] // self.tile.split_k
         step = cute.arch.grid_dim()[2] // self.tile.split_k
         pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
@@ -172,42 +199,31 @@ class GemmSm90:
                 cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == 0:
                 self.load_tiles(ring, tiles, first, step, rank, load_a, load_b, sA, sB)
+            elif cutlass.const_expr(self.layout.fills):
+                across, up, deep = cute.arch.grid_dim()
+                x, y, z = cute.arch.block_idx()
+                self.layout.fill(extents, tables, x + across * (y + up * z), across * up * deep, WARPGROUP - 32)
         else:
             if cutlass.const_expr(self.consumers == 2):
                 cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             consumer = warpgroup_index - 1
-            self.multiply_tiles(ring, tiles, first, step, rank, tiled_mma, sA, sB, stores, sOuts, consumer, alpha)
+            self.multiply_tiles(ring, tiles, first, step, rank, tiled_mma, sA, sB, stores, sOuts, consumer, arguments)
 
     @cute.jit
     def load_tiles(
         self,
         ring: Any,
-        tiles: DenseTiles,
+        tiles: Any,
         first: Int32,
         step: Int32,
-        rank: tuple[Int32, Int32, Int32],
+        rank: Rank,
         load_a: TmaTile,
         load_b: TmaTile,
         sA: cute.Tensor,
         sB: cute.Tensor,
     ) -> None:
         """The producer warp: every K tile of every output tile of this CTA."""
-        gA = cute.local_tile(load_a.tensor, (self.a_rows, self.k), (None, None, None))
-        gB = cute.local_tile(load_b.tensor, (self.tile.n, self.k), (None, None, None))
-        tAsA, tAgA = cpasync.tma_partition(
-            load_a.atom,
-            rank[1],
-            cute.make_layout(self.tile.cluster_n),
-            cute.group_modes(cute.local_tile(sA, (self.a_rows, self.k, self.stages), (0, 0, 0)), 0, 2),
-            cute.group_modes(gA, 0, 2),
-        )
-        tBsB, tBgB = cpasync.tma_partition(
-            load_b.atom,
-            rank[0],
-            cute.make_layout(self.tile.cluster_m),
-            cute.group_modes(sB, 0, 2),
-            cute.group_modes(gB, 0, 2),
-        )
+        sA = cute.local_tile(sA, (self.a_rows, self.k, self.stages), (0, 0, 0))
         cluster_layout = cute.make_layout((1, *self.cluster))
         coordinates = (0, *rank)
         a_mask = cpasync.create_tma_multicast_mask(cluster_layout, coordinates, 2)
@@ -218,21 +234,10 @@ class GemmSm90:
         if cutlass.const_expr(self.tile.early_launch):
             cute.arch.griddepcontrol_wait()  # the consumers store only what depends on these loads
         for linear in cutlass.range(first, tiles.total(), step, unroll=1):
-            at = tiles.coordinate(linear, rank)
-            state = mainloop_sm90.produce(
-                ring,
-                state,
-                load_a,
-                load_b,
-                tAgA[None, at.m, None, at.batch],
-                tAsA,
-                tBgB[None, at.n, None, at.batch],
-                tBsB,
-                at.k_first,
-                tiles.k_tiles,
-                a_mask,
-                b_mask,
-            )
+            at = self.layout.place(tiles, linear, rank, self.cta_tile)
+            from_a = k_tiles(load_a, at.a, (self.a_rows, self.k), sA, rank[1], self.tile.cluster_n)
+            from_b = k_tiles(load_b, at.b, (self.tile.n, self.k), sB, rank[0], self.tile.cluster_m)
+            state = mainloop_sm90.produce(ring, state, load_a, load_b, from_a, from_b, at.k_tiles, a_mask, b_mask)
         if cutlass.const_expr(self.tile.early_launch):
             cute.arch.griddepcontrol_launch_dependents()
         ring.producer_tail(state)
@@ -241,17 +246,17 @@ class GemmSm90:
     def multiply_tiles(
         self,
         ring: Any,
-        tiles: DenseTiles,
+        tiles: Any,
         first: Int32,
         step: Int32,
-        rank: tuple[Int32, Int32, Int32],
+        rank: Rank,
         tiled_mma: cute.TiledMma,
         sA: cute.Tensor,
         sB: cute.Tensor,
         stores: tuple[TmaTile, ...],
         sOuts: list[cute.Tensor],
         consumer: Int32,
-        alpha: Float32,
+        arguments: Any,
     ) -> None:
         """A consumer warpgroup: its products of every output tile of this CTA, then the epilogue of each."""
         turn = consumer if self.tile.ping_pong else Int32(0)
@@ -262,11 +267,11 @@ class GemmSm90:
         acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((self.tile.m, self.tile.n)), Float32)
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         if cutlass.const_expr(self.tile.ping_pong):
-            state = mainloop_sm90.skip(state, turn * tiles.k_tiles)
+            state = mainloop_sm90.skip(state, turn * self.layout.k_tiles(tiles, first))
             if consumer == 1:
                 pipeline.NamedBarrier(TURN_BARRIER, 2 * WARPGROUP).arrive()
         for linear in cutlass.range(first + turn * step, tiles.total(), step * turns, unroll=1):
-            at = tiles.coordinate(linear, rank)
+            at = self.layout.place(tiles, linear, rank, self.cta_tile)
             next_turn = None
             if cutlass.const_expr(self.tile.ping_pong):
                 # An mbarrier tells apart neighbouring laps only: waiting for a stage several laps ahead of the
@@ -274,16 +279,16 @@ class GemmSm90:
                 pipeline.NamedBarrier(TURN_BARRIER + consumer, 2 * WARPGROUP).arrive_and_wait()
                 next_turn = pipeline.NamedBarrier(TURN_BARRIER + 1 - consumer, 2 * WARPGROUP)
             multiply = mainloop_sm90.consume_promoted if self.spec.is_fp8 else mainloop_sm90.consume
-            state = multiply(ring, state, tiled_mma, acc, tCrA, tCrB, tiles.k_tiles, next_turn)
+            state = multiply(ring, state, tiled_mma, acc, tCrA, tCrB, at.k_tiles, next_turn)
             if cutlass.const_expr(self.tile.ping_pong):
-                state = mainloop_sm90.skip(state, tiles.k_tiles)
-            row = at.m * (self.tile.m // 64) + (consumer - turn) % self.tile.warpgroups_m
+                state = mainloop_sm90.skip(state, self.layout.k_tiles(tiles, linear + step))
+            row = (consumer - turn) % self.tile.warpgroups_m
             column = at.n * self.tile.warpgroups_n + (consumer - turn) // self.tile.warpgroups_m
             if cutlass.const_expr(self.tile.split_k == 1):
                 for index in cutlass.range_constexpr(self.row_blocks * self.blocks):
                     fragment = cute.make_tensor(acc.iterator + index * self.values, cute.make_layout(self.values))
-                    where = (row + index // self.blocks, column * self.blocks + index % self.blocks, at.batch)
-                    self.store(fragment, stores, sOuts, where, consumer, index % self.slots, alpha)
+                    block = (row + index // self.blocks, column * self.blocks + index % self.blocks)
+                    self.store(fragment, stores, sOuts, at, block, consumer, index % self.slots, arguments)
             else:
                 neighbours = self.tile.cluster_m * self.tile.cluster_n
                 first_peer = rank[0] + rank[1] * self.tile.cluster_m
@@ -292,8 +297,8 @@ class GemmSm90:
                 for index in cutlass.range_constexpr(split_k.turns(self.blocks, self.tile.split_k)):
                     block = rank[2] + index * self.tile.split_k
                     if block < self.blocks:
-                        where = (row, column * self.blocks + block, at.batch)
-                        self.store(sums[index], stores, sOuts, where, consumer, index % self.slots, alpha)
+                        place = (row, column * self.blocks + block)
+                        self.store(sums[index], stores, sOuts, at, place, consumer, index % self.slots, arguments)
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
@@ -302,16 +307,22 @@ class GemmSm90:
         fragment: cute.Tensor,
         stores: tuple[TmaTile, ...],
         sOuts: list[cute.Tensor],
-        where: tuple[Int32, Int32, Int32],
+        at: TilePlace,
+        block: tuple[Int32, Int32],
         consumer: Int32,
         slot: cutlass.Constexpr[int],
-        alpha: Float32,
+        arguments: Any,
     ) -> None:
-        """Runs the epilogue on a block; each warpgroup has its own buffers and barrier, so that they may drift."""
+        """Runs the epilogue on a block of the tile; its row counts from the tile's, in 64s, its column from N's first.
+
+        Each warpgroup has its own buffers and barrier, so that they may drift.
+        """
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0
         barrier = pipeline.NamedBarrier(STORE_BARRIER + consumer, WARPGROUP)
-        results = self.epilogue(fragment, alpha)
+        row = 64 * block[0]
+        where = BlockPlace(at.row + row, block[1] * self.block_columns, at.begin, at.end, at.batch, thread)
+        results = self.epilogue(fragment, where, arguments)
         place = consumer * self.slots + slot
         if storing_warp:
             cute.arch.cp_async_bulk_wait_group(self.slots - 1, read=True)
@@ -322,9 +333,10 @@ class GemmSm90:
         barrier.arrive_and_wait()
         if storing_warp:
             for output, store, sOut in zip(self.outputs, stores, sOuts, strict=True):
-                gOut = cute.local_tile(store.tensor, (64, output.columns), (None, None, None))
+                corner = (at.out_row + row, block[1] * output.columns, *at.out)
+                gOut = tile_at(store.tensor, corner, (64, output.columns))
                 tSsOut, tSgOut = cpasync.tma_partition(
                     store.atom, 0, cute.make_layout(1), cute.group_modes(sOut, 0, 2), cute.group_modes(gOut, 0, 2)
                 )
-                cute.copy(store.atom, tSsOut[None, place], tSgOut[None, *where])
+                cute.copy(store.atom, tSsOut[None, place], tSgOut)
             cute.arch.cp_async_bulk_commit_group()

@@ -12,6 +12,7 @@ from typing import Any
 from cutlass import Int32, Int64
 
 from cudnn_fe.core.cute.fp8_widen import E4M3_SCALE, widen_fp8
+from cudnn_fe.core.cute.matrix_part import MatrixPart
 from cudnn_fe.core.cute.ptx_base import copy_async, load_global, store_shared
 from cudnn_fe.core.dtypes import DType
 
@@ -99,31 +100,27 @@ class OperandLoader:
 
     Args:
         plan: The operand's static part.
-        tensor: The operand, (rows, K, L).
-        batch: Index along L.
-        first_row: First row of the tile.
+        part: The operand from the tile's first row on; its columns count K.
         thread: Index of the thread in the block.
     """
 
-    def __init__(self, plan: OperandPlan, tensor: Any, batch: Int32, first_row: Int32, thread: Int32) -> None:
+    def __init__(self, plan: OperandPlan, part: MatrixPart, thread: Int32) -> None:
         self.plan = plan
         size = plan.dtype.itemsize
-        row_stride, k_stride, batch_stride = (Int64(stride) * size for stride in tensor.stride)
+        row_stride, k_stride = part.row_stride, part.column_stride
         per_line = plan.line // plan.vector
         self._first_line = thread // per_line
         self._inner = (thread % per_line) * plan.vector
         self._line_step = THREADS // per_line
         self.copies = plan.lines // self._line_step
-        rows_left = Int32(tensor.shape[0]) - first_row
-        self._depth = Int32(tensor.shape[1])
-        base = tensor.iterator.toint() + Int64(batch) * batch_stride + Int64(first_row) * row_stride
+        self._depth = part.columns
         if plan.major == "k":
             line_stride, self._tile_step = row_stride, Int64(plan.depth * size)
-            self._rows_left = rows_left - self._first_line
+            self._rows_left = part.rows - self._first_line
         else:
             line_stride, self._tile_step = k_stride, k_stride * plan.depth
-            self._row_valid = self._inner < rows_left
-        self._base = base + Int64(self._first_line) * line_stride + Int64(self._inner) * size
+            self._row_valid = self._inner < part.rows
+        self._base = part.address + Int64(self._first_line) * line_stride + Int64(self._inner) * size
         self._copy_step = line_stride * self._line_step
         # The swizzle repeats every eight lines.
         self._period = max(8 // self._line_step, 1)

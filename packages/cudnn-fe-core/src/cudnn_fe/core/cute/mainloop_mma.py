@@ -60,21 +60,17 @@ class MainLoop:
         return self.a.scale * self.b.scale
 
     @cute.jit
-    def run(self, a: cute.Tensor, b: cute.Tensor, tile: cutlass.Constexpr, shared: Int32, sums: cute.Tensor) -> None:
+    def run(self, a: cutlass.Constexpr, b: cutlass.Constexpr, shared: Int32, sums: cute.Tensor) -> None:
         """Compute a tile's sums; on return no copy is in flight and every thread has left the shared memory.
 
         Args:
-            a: A.
-            b: B.
-            tile: The output tile's `TileCoordinate`.
+            a: The `MatrixPart` of A from the tile's first row on, K its columns.
+            b: Likewise of B, with as many columns; none give zeros.
             shared: Address of `shared_bytes` of shared memory, 16-byte aligned.
             sums: `ACCUMULATORS` fp32 registers, MMA tile by MMA tile: four of 16 rows, times eight of 8 columns.
         """
         thread = cute.arch.thread_idx()[0]
-        loaders = (
-            OperandLoader(self.a, a, tile.batch, tile.m * TILE_ROWS, thread),
-            OperandLoader(self.b, b, tile.batch, tile.n * TILE_ROWS, thread),
-        )
+        loaders = OperandLoader(self.a, a, thread), OperandLoader(self.b, b, thread)
         sums.fill(0.0)
         for early in cutlass.range_constexpr(self.stages - 1):
             if cutlass.const_expr(early > 0):
@@ -82,7 +78,7 @@ class MainLoop:
             for piece in cutlass.range_constexpr(_STEPS):
                 self._finish(loaders, self._begin(loaders, Int32(early), shared, piece), shared, early, piece)
         self._await_tile()
-        tiles = (Int32(a.shape[1]) + (self.a.depth - 1)) // self.a.depth
+        tiles = (a.columns + (self.a.depth - 1)) // self.a.depth
         sooner = cute.make_rmem_tensor(_FRAGMENT_WORDS, Int32)
         later = cute.make_rmem_tensor(_FRAGMENT_WORDS, Int32)
         if cutlass.const_expr(self.asynchronous):

@@ -82,22 +82,31 @@ def produce(
     state: pipeline.PipelineState,
     load_a: TmaTile,
     load_b: TmaTile,
-    tAgA: cute.Tensor,
-    tAsA: cute.Tensor,
-    tBgB: cute.Tensor,
-    tBsB: cute.Tensor,
-    k_first: Int32,
+    from_a: tuple[cute.Tensor, cute.Tensor],
+    from_b: tuple[cute.Tensor, cute.Tensor],
     k_tiles: Int32,
     a_mask: Any,
     b_mask: Any,
 ) -> pipeline.PipelineState:
-    """Fills stages with the K tiles of one output tile; K tiles past the end arrive as zeros."""
+    """Fills stages with the K tiles of one output tile; K tiles past the end arrive as zeros.
+
+    Args:
+        ring: The pipeline of stages.
+        state: The producer's place in it.
+        load_a: Loads of A.
+        load_b: Loads of B.
+        from_a: A's K tiles in global memory, and the stages.
+        from_b: Likewise of B.
+        k_tiles: How many.
+        a_mask: CTAs that get A's part, None without multicast.
+        b_mask: Likewise of B.
+    """
+    (tAgA, tAsA), (tBgB, tBsB) = from_a, from_b
     for k_tile in cutlass.range(k_tiles, unroll=1):
         ring.producer_acquire(state)
         barrier = ring.producer_get_barrier(state)
-        k_index = k_first + k_tile
-        cute.copy(load_a.atom, tAgA[None, k_index], tAsA[None, state.index], tma_bar_ptr=barrier, mcast_mask=a_mask)
-        cute.copy(load_b.atom, tBgB[None, k_index], tBsB[None, state.index], tma_bar_ptr=barrier, mcast_mask=b_mask)
+        cute.copy(load_a.atom, tAgA[None, k_tile], tAsA[None, state.index], tma_bar_ptr=barrier, mcast_mask=a_mask)
+        cute.copy(load_b.atom, tBgB[None, k_tile], tBsB[None, state.index], tma_bar_ptr=barrier, mcast_mask=b_mask)
         ring.producer_commit(state)
         state.advance()
     return state

@@ -123,8 +123,15 @@ def mma(kind: str, a: list[Any], b: list[Any], c: list[Any]) -> list[Float32]:
 
 
 def round_to_tf32(word: Any) -> Int32:
-    """An fp32 bit pattern rounded to TF32, to nearest with ties away from zero."""
-    (rounded,) = assemble("{ .reg .f32 f; mov.b32 f, $1; cvt.rna.tf32.f32 $0, f; }", [Int32], [word])
+    """An fp32 bit pattern rounded to TF32, to nearest with ties away from zero.
+
+    The instruction cuts a NaN's low bits off, which may leave infinity: NaN is put back.
+    """
+    code = (
+        "{ .reg .f32 f; .reg .b32 r; .reg .pred nan; mov.b32 f, $1; cvt.rna.tf32.f32 r, f; "
+        "setp.nan.f32 nan, f, f; selp.b32 $0, 0x7fffffff, r, nan; }"
+    )
+    (rounded,) = assemble(code, [Int32], [word])
     return rounded
 
 

@@ -1,4 +1,7 @@
-"""Sums and maxima over the threads of a row, in a fixed order: shuffles inside a warp, shared memory across warps."""
+"""Sums and maxima over the threads of a row, in a fixed order.
+
+Shuffles inside a warp, shared memory across warps, distributed shared memory across the CTAs of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
+from cudnn_fe.core.cute.distributed import remote_address, store_remote
 from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
 
 __all__ = ["RowGroups"]
@@ -30,11 +34,13 @@ class RowGroups:
 
     Attributes:
         threads: A power of two or a multiple of 128, at most 1024.
-        groups: Rows at a time.
+        groups: Rows at a time; 1 with a cluster.
+        ctas: CTAs of a cluster that share the row, a power of two. They must all have started: `cluster_sync` once.
     """
 
     threads: int
     groups: int
+    ctas: int = 1
 
     @property
     def block(self) -> int:
@@ -43,7 +49,13 @@ class RowGroups:
 
     def shared_words(self, values: int = 1) -> int:
         """Words of shared memory for reductions of ``values`` values at once, both slots counted."""
-        return 2 * values * max(self.block // _WARP, 4)
+        return 2 * values * (self._warps() + self._mailboxes())
+
+    def _warps(self) -> int:
+        return max(self.block // _WARP, 4)
+
+    def _mailboxes(self) -> int:
+        return max(self.ctas, 4) if self.ctas > 1 else 0
 
     def place(self) -> tuple[Int32, Int32]:
         """This thread's group and its position in the row."""
@@ -58,43 +70,67 @@ class RowGroups:
             shared: Address of `shared_words` words.
             slot: 0 and 1 in turn: two reductions in a row use different words, so one barrier each is enough.
         """
-        return _reduce(self.threads, self.block, values, shared, slot, _add)
+        return self._reduce(self.threads, values, shared, slot, _add)
 
-    def maximum_of_block(self, value: Any, shared: Any) -> Float32:
-        """The maximum over all threads of the block, NaN left out; uses the words of slot 0."""
-        return _reduce(self.block, self.block, [value], shared, Int32(0), _maximum)[0]
+    def maximum_of_block(self, value: Any, shared: Any, slot: Any) -> Float32:
+        """The maximum over all threads of the block, or of the cluster, NaN left out; ``slot`` as in `sum`."""
+        return self._reduce(self.block, [value], shared, slot, _maximum)[0]
+
+    def _reduce(
+        self, threads: int, values: list[Any], shared: Any, slot: Any, combine: Callable[[Any, Any], Any]
+    ) -> list[Float32]:
+        values = _in_warp(threads, values, combine)
+        size = len(values) * (self._warps() + self._mailboxes()) * 4
+        base = Int32(shared) + Int32(slot) * size
+        if threads > _WARP:
+            values = _across_warps(threads, self._warps(), values, base, combine)
+        if self.ctas > 1:
+            values = _across_ctas(self.ctas, values, base + len(values) * self._warps() * 4, combine)
+        return values
 
 
-def _reduce(
-    threads: int, block: int, values: list[Any], shared: Any, slot: Any, combine: Callable[[Any, Any], Any]
-) -> list[Float32]:
+def _in_warp(threads: int, values: list[Any], combine: Callable[[Any, Any], Any]) -> list[Any]:
     offset = min(threads, _WARP) // 2
     while offset:
         values = [combine(value, cute.arch.shuffle_sync_bfly(value, offset)) for value in values]
         offset //= 2
-    if threads <= _WARP:
-        return values
-    return _across_warps(threads, block, values, shared, slot, combine)
+    return values
+
+
+def _in_order(parts: list[Any], combine: Callable[[Any, Any], Any]) -> Any:
+    while len(parts) > 1:
+        odd = parts[len(parts) // 2 * 2 :]
+        parts = [combine(low, high) for low, high in zip(parts[::2], parts[1::2], strict=False)] + odd
+    return parts[0]
 
 
 def _across_warps(
-    threads: int, block: int, values: list[Any], shared: Any, slot: Any, combine: Callable[[Any, Any], Any]
-) -> list[Float32]:
+    threads: int, all_warps: int, values: list[Any], base: Int32, combine: Callable[[Any, Any], Any]
+) -> list[Any]:
     thread = cute.arch.thread_idx()[0]
-    warps, all_warps = threads // _WARP, max(block // _WARP, 4)
-    base = Int32(shared) + Int32(slot) * (len(values) * all_warps * 4)
+    warps = threads // _WARP
     _publish(thread, values, base, all_warps)
     cute.arch.sync_threads()
     first = thread // threads * warps
+    width = min(warps, 4)
     results = []
     for index in range(len(values)):
         at = base + index * all_warps * 4 + first * 4
-        width = min(warps, 4)
         parts = [part for start in range(0, warps, width) for part in load_shared(at + start * 4, width, Float32)]
-        while len(parts) > 1:
-            odd = parts[len(parts) // 2 * 2 :]
-            parts = [combine(low, high) for low, high in zip(parts[::2], parts[1::2], strict=False)] + odd
-        results.append(parts[0])
+        results.append(_in_order(parts, combine))
+    return results
+
+
+def _across_ctas(ctas: int, values: list[Any], mailbox: Int32, combine: Callable[[Any, Any], Any]) -> list[Any]:
+    boxes = max(ctas, 4)
+    _send(cute.arch.thread_idx()[0], values, mailbox, ctas, boxes)
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    results = []
+    for index in range(len(values)):
+        at = mailbox + index * boxes * 4
+        parts = [part for start in range(0, boxes, 4) for part in load_shared(at + start * 4, 4, Float32)]
+        results.append(_in_order(parts[:ctas], combine))
     return results
 
 
@@ -103,3 +139,15 @@ def _publish(thread: Int32, values: cutlass.Constexpr, base: Int32, all_warps: c
     if thread % _WARP == 0:
         for index in cutlass.range_constexpr(len(values)):
             store_shared(base + index * all_warps * 4 + thread // _WARP * 4, [values[index]], 4)
+
+
+@cute.jit
+def _send(
+    thread: Int32, values: cutlass.Constexpr, mailbox: Int32, ctas: cutlass.Constexpr, boxes: cutlass.Constexpr
+) -> None:
+    """Thread r writes this CTA's values into the mailbox of the cluster's CTA r."""
+    if thread < ctas:
+        rank = cute.arch.block_in_cluster_idx()[0]
+        for index in cutlass.range_constexpr(len(values)):
+            place = remote_address(mailbox + (index * boxes + rank) * 4, thread)
+            store_remote(place, [values[index]])

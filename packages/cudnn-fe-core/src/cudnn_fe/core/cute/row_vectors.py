@@ -10,10 +10,11 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from cudnn_fe.core.cute.ptx_base import assemble, load_global
+from cudnn_fe.core.cute.ptx_base import assemble, copy_async, load_global, store_shared
 
 __all__ = [
     "VECTOR",
+    "copy_words_async",
     "load_floats",
     "load_vectors",
     "load_words",
@@ -21,6 +22,7 @@ __all__ = [
     "store_floats",
     "store_global",
     "store_words",
+    "wait_for_copies",
 ]
 
 VECTOR = 8  # elements of two bytes: 16 bytes
@@ -37,6 +39,23 @@ def load_words(address: Int64, width: int, valid: Any) -> list[Int32]:
         halves = [load_global(address + 2 * index, 2, valid)[0] for index in range(VECTOR)]
         return [low | (high << 16) for low, high in zip(halves[::2], halves[1::2], strict=True)]
     return [word for start in range(0, 16, width) for word in load_global(address + start, width, valid)]
+
+
+def copy_words_async(shared: Int32, address: Int64, width: int, valid: Any) -> None:
+    """Begin to copy four words to shared memory by accesses of ``width`` (16, 8, 4, 2) bytes; zeros unless ``valid``.
+
+    Accesses of two bytes go through registers: `load_words` and a store.
+    """
+    if width == 2:
+        store_shared(shared, load_words(address, width, valid), 16)
+        return
+    for start in range(0, 16, width):
+        copy_async(shared + start, address + start, width, valid)
+
+
+def wait_for_copies() -> None:
+    """Wait until all that this thread began to copy has arrived, for this thread to read."""
+    assemble("cp.async.wait_all;", [], [])
 
 
 def store_global(address: Int64, words: list[Any], size: int, valid: Any) -> None:

@@ -1,7 +1,7 @@
 """fp32 values rounded to E2M1, E4M3 and E5M2, to nearest with ties to even, in the base instruction set.
 
-The same codes as `cudnn_fe.core.codecs`. Subnormals come from one addition: a constant whose unit in the last place is
-the format's smallest step leaves the rounded number of steps in the low bits.
+The same codes as `cudnn_fe.core.codecs`. Adding a constant whose unit in the last place is a step of the format rounds
+to that step, in one instruction.
 """
 
 from __future__ import annotations
@@ -10,12 +10,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32
 
 from cudnn_fe.core.cute.exact import add
 from cudnn_fe.core.cute.ptx_base import assemble
 
-__all__ = ["E2M1", "E4M3", "E5M2", "Grid", "as_bits", "as_float", "e2m1_word", "fp8_words", "has_fp8"]
+__all__ = [
+    "E2M1",
+    "E4M3",
+    "E5M2",
+    "Grid",
+    "as_bits",
+    "as_float",
+    "clamped_magnitude",
+    "e2m1_word",
+    "fp8_words",
+    "has_fp8",
+]
 
 _MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
@@ -58,14 +69,13 @@ class Grid:
         return cutlass.select_(bits < (127 + self.least_exponent) << 23, steps, normal)
 
     def value(self, magnitude: Any) -> Float32:
-        """The nearest value itself; ``magnitude`` in [0, largest], no NaN."""
-        bits = as_bits(magnitude)
-        shift = 23 - self.mantissa_bits
-        half = (1 << (shift - 1)) - 1
-        normal = (bits + half + ((bits >> shift) & 1)) & -(1 << shift)
-        anchor = 2.0 ** (shift + self.least_exponent)
-        steps = as_bits(add(add(magnitude, anchor), -anchor))
-        return as_float(cutlass.select_(bits < (127 + self.least_exponent) << 23, steps, normal))
+        """The nearest value itself; ``magnitude`` in [0, largest], no NaN.
+
+        Adding a power of two whose unit in the last place is the step around ``magnitude`` rounds to that step.
+        """
+        exponent = cutlass.max(as_bits(magnitude) & _INFINITY, Int32((127 + self.least_exponent) << 23))
+        anchor = as_float(exponent + ((23 - self.mantissa_bits) << 23))
+        return add(add(magnitude, anchor), -anchor)
 
 
 E2M1 = Grid(1, 0, 6.0)
@@ -79,27 +89,33 @@ def has_fp8(arch: str) -> bool:
     return arch == "sm_89" or not arch.startswith("sm_8")
 
 
-def _clamped(value: Any, largest: float) -> Float32:
-    return cute.arch.fmin(as_float(as_bits(value) & _MAGNITUDE), Float32(largest))
+def clamped_magnitude(value: Any, largest: float) -> Float32:
+    """``min(|value|, largest)``, ``largest`` for NaN: one instruction."""
+    (magnitude,) = assemble(
+        "{ .reg .f32 m; abs.f32 m, $1; min.f32 $0, m, $2; }", [Float32], [Float32(value), Float32(largest)]
+    )
+    return magnitude
+
+
+# The code of a magnitude m is min(2 m, m + 2, m / 2 + 4) rounded to an integer, ties to even: the three lines meet
+# where the step doubles. Each line is added to 2^23 in one rounding, which leaves the integer in the low bits; the
+# codes of eight values are then digits of a sum in base 16, whose multiples of the bits of 2^23 come off at the end.
+_E2M1_DIGIT = (
+    "{ .reg .f32 a, b, c; fma.rn.f32 a, $1, 0f40000000, 0f4B000000; add.rn.f32 b, $1, 0f4B000002; "
+    "fma.rn.f32 c, $1, 0f3F000000, 0f4B000004; min.f32 a, a, b; min.f32 a, a, c; "
+    ".reg .b32 d; mov.b32 d, a; mad.lo.s32 $0, $2, 16, d; }"
+)
+_E2M1_EXCESS = 0x4B000000 + 0xB0000000 - (1 << 32)
 
 
 def e2m1_word(values: list[Any]) -> Int32:
-    """Eight values as E2M1 codes, the first in the low four bits; beyond 6, infinities and NaN included, as 6.
-
-    With 2**e the value's power of two, or 1 if that is more, adding 2**(e + 22) leaves a sum whose low bits count steps
-    of 2**(e - 1), rounded as the contract rounds; above them stands the exponent. The code is the count plus 2 e, and
-    the sum's own exponent bits, shifted down, supply 2 e: ten instructions an element.
-    """
-    word = Int32(0)
-    for index, value in enumerate(values):
-        code = (
-            "{ .reg .f32 a, m; .reg .b32 s, u, h; abs.f32 a, $2; min.f32 a, a, 0f40C00000; mov.b32 s, a; "
-            "and.b32 s, s, 0x7F800000; mov.b32 m, s; max.f32 m, m, 0f3F800000; fma.rn.f32 a, m, 0f4A800000, a; "
-            "mov.b32 s, a; shr.u32 u, s, 22; add.s32 u, u, s; add.s32 u, u, 6; mov.b32 h, $2; shr.u32 h, h, 28; "
-            f"lop3.b32 u, u, h, 7, 0xE4; mad.lo.s32 $0, u, {1 << 4 * index}, $1; }}"
-        )
-        (word,) = assemble(code, [Int32], [word, Float32(value)])
-    return word
+    """Eight values as E2M1 codes, the first in the low four bits; beyond 6, infinities and NaN included, as 6."""
+    digits, signs = Int32(0), Int32(0)
+    for value in reversed(values):
+        magnitude = clamped_magnitude(value, E2M1.largest)
+        (digits,) = assemble(_E2M1_DIGIT, [Int32], [magnitude, digits])
+        (signs,) = assemble("shf.l.wrap.b32 $0, $1, $2, 4;", [Int32], [as_bits(value), signs])
+    return (digits - _E2M1_EXCESS) | (signs & -0x77777778)
 
 
 def fp8_words(name: str, values: list[Any], native: bool) -> list[Int32]:
@@ -124,7 +140,7 @@ def fp8_words(name: str, values: list[Any], native: bool) -> list[Int32]:
         word = Int32(0)
         for index, value in enumerate(four):
             bits = as_bits(value)
-            code = grid.code(_clamped(value, grid.largest)) | ((bits >> 24) & 0x80)
+            code = grid.code(clamped_magnitude(value, grid.largest)) | ((bits >> 24) & 0x80)
             word = word | (cutlass.select_((bits & _MAGNITUDE) > _INFINITY, Int32(0x7F), code) << (8 * index))
         words.append(word)
     return words

@@ -7,6 +7,8 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
+from cudnn_fe.core.cute.distributed import remote_address, store_remote
+
 __all__ = ["exchange", "mailbox_bytes", "turns"]
 
 WARPGROUP = 128
@@ -21,20 +23,6 @@ def turns(blocks: int, ranks: int) -> int:
 def mailbox_bytes(blocks: int, values: int, ranks: int) -> int:
     """Shared memory that one warpgroup's incoming partial sums take."""
     return 4 * values * WARPGROUP * ranks * turns(blocks, ranks)
-
-
-def _remote_address(local: Int32, rank: Int32) -> Int32:
-    """The address, in the cluster's shared window, of the same place in another CTA."""
-    return cute.arch.inline_ptx(
-        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[local, rank]
-    )
-
-
-def _store_remote(address: Int32, values: list[Float32]) -> None:
-    """Sixteen bytes to another CTA; the DSL's own copies there go through generic addresses, four bytes at a time."""
-    cute.arch.inline_ptx(
-        "st.shared::cluster.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[address, *values]
-    )
 
 
 @cute.jit
@@ -74,10 +62,10 @@ def exchange(
     cute.arch.cluster_wait()
     for block in cutlass.range_constexpr(blocks):
         place = floats + layout((0, thread, 0, rank, block // ranks))
-        mailbox = _remote_address(place.toint(), peers[block % ranks])
+        mailbox = remote_address(place.toint(), peers[block % ranks])
         for vector in cutlass.range_constexpr(values // VECTOR):
             first = block * values + vector * VECTOR
-            _store_remote(mailbox + vector * (4 * VECTOR * WARPGROUP), [acc[first + i] for i in range(VECTOR)])
+            store_remote(mailbox + vector * (4 * VECTOR * WARPGROUP), [acc[first + i] for i in range(VECTOR)])
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()
     mine = cute.make_tensor(floats, layout)

@@ -13,7 +13,7 @@ from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
 from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
 from cudnn_fe.core.cute.vectors import store_vector
 
-__all__ = ["StagedTile", "store_tile"]
+__all__ = ["StagedTile", "same_elements", "store_tile"]
 
 _Elements = Callable[["StagedTile", Any, Any, int], list[Any]]
 
@@ -73,10 +73,11 @@ def same_elements(staged: StagedTile, line: Any, inner: Any, count: int) -> list
 @cute.jit
 def store_tile(
     staged: cutlass.Constexpr,
-    output: cute.Tensor,
-    tile: cutlass.Constexpr,
+    dtype: cutlass.Constexpr,
+    part: cutlass.Constexpr,
     columns: cutlass.Constexpr = TILE_ROWS,
     elements: cutlass.Constexpr = same_elements,
+    beside: cutlass.Constexpr = None,
 ) -> None:
     """Store what an epilogue makes of a staged tile, within the output's extents.
 
@@ -84,26 +85,25 @@ def store_tile(
 
     Args:
         staged: The `StagedTile`.
-        output: (M, columns in all, L), any strides with the staged tile's contiguous dim.
-        tile: The tile's `TileCoordinate`.
+        dtype: The output's element type.
+        part: The `MatrixPart` of the output from the tile's first element on, any strides with the staged tile's
+            contiguous dim.
         columns: Columns of the output's tile.
         elements: Gives ``count`` output elements from a line and a position in it.
+        beside: A part of the same type, lines and extents that ``elements`` reads, as wide as the stores are, or None.
     """
-    size = output.element_type.width // 8
-    row_stride, column_stride, batch_stride = [Int64(stride) * size for stride in output.stride]
-    address = output.iterator.toint() + Int64(tile.batch) * batch_stride
-    row, column = tile.m * TILE_ROWS, tile.n * columns
-    address += Int64(row) * row_stride + Int64(column) * column_stride
-    rows_left, columns_left = Int32(output.shape[0]) - row, Int32(output.shape[1]) - column
-    lines, line, stride, lines_left, inner_left = TILE_ROWS, columns, row_stride, rows_left, columns_left
+    size = dtype.width // 8
+    lines, line, stride, lines_left, inner_left = TILE_ROWS, columns, part.row_stride, part.rows, part.columns
     if cutlass.const_expr(staged.major == "m"):
-        lines, line, stride, lines_left, inner_left = columns, TILE_ROWS, column_stride, columns_left, rows_left
-    if ((address | stride | (Int64(inner_left) * size)) & 15) == 0:
-        _store_lines(
-            staged, output.element_type, address, stride, lines_left, inner_left, lines, line, 16 // size, elements
-        )
+        lines, line, stride, lines_left, inner_left = columns, TILE_ROWS, part.column_stride, part.columns, part.rows
+    address = part.address
+    misaligned = address | stride | (Int64(inner_left) * size)
+    if cutlass.const_expr(beside is not None):
+        misaligned |= beside.address | (beside.row_stride if staged.major == "n" else beside.column_stride)
+    if (misaligned & 15) == 0:
+        _store_lines(staged, dtype, address, stride, lines_left, inner_left, lines, line, 16 // size, elements)
     else:
-        _store_lines(staged, output.element_type, address, stride, lines_left, inner_left, lines, line, 1, elements)
+        _store_lines(staged, dtype, address, stride, lines_left, inner_left, lines, line, 1, elements)
 
 
 @cute.jit

@@ -10,7 +10,7 @@ from cutlass import Int32, cute
 
 from cudnn_fe.core.cute.staged import Staged
 
-__all__ = ["DenseTiles", "TileCoordinate"]
+__all__ = ["DenseTiles", "TileCoordinate", "banded"]
 
 
 class TileCoordinate(NamedTuple):
@@ -20,6 +20,20 @@ class TileCoordinate(NamedTuple):
     n: Int32
     batch: Int32
     k_first: Int32
+
+
+def banded(within: Int32, rows: Int32, columns: Int32, group: int) -> tuple[Int32, Int32]:
+    """The (row, column) of tile number `within` of a matrix of tiles.
+
+    Bands of `group` rows are walked column by column, so that the tiles in flight at one time cover a nearly square
+    piece of the output and share their operands in L2.
+    """
+    per_band = columns * group
+    band = within // per_band
+    within = within - band * per_band
+    height = cutlass.min(rows - band * group, group)
+    column = within // height
+    return band * group + within - column * height, column
 
 
 @dataclass(frozen=True)
@@ -68,20 +82,10 @@ class DenseTiles(Staged):
         return self.clusters_m * self.clusters_n * self.batches
 
     def coordinate(self, linear: Int32, rank: tuple[Int32, Int32, Int32]) -> TileCoordinate:
-        """The tile of the CTA with this rank (M, N, K) in its cluster, at this linear index.
-
-        Bands of `group_m` cluster rows are walked column by column, so that the tiles in flight at one time cover a
-        nearly square piece of the output and share their operands in L2.
-        """
+        """The tile of the CTA with this rank (M, N, K) in its cluster, at this linear index."""
         per_batch = self.clusters_m * self.clusters_n
         batch = linear // per_batch
-        within = linear - batch * per_batch
-        per_band = self.clusters_n * self.group_m
-        band = within // per_band
-        within = within - band * per_band
-        rows = cutlass.min(self.clusters_m - band * self.group_m, self.group_m)
-        column = within // rows
-        row = band * self.group_m + within - column * rows
+        row, column = banded(linear - batch * per_batch, self.clusters_m, self.clusters_n, self.group_m)
         return TileCoordinate(
             row * self.cluster_shape[0] + rank[0],
             column * self.cluster_shape[1] + rank[1],

@@ -11,9 +11,9 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Int32, Int64, cute
 
-from cudnn_fe.core.cute.activations import sigmoid
+from cudnn_fe.core.cute.activations import swiglu_gradient
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.vectors import load_words, store_vector, widen
 from cudnn_fe.core.dtypes import dtype
@@ -167,12 +167,9 @@ def _store_gradients(loaded: _Loaded, dab12: Any) -> None:
     values, gates = (widen(*words) for words in loaded.pairs)
     of_values, of_gates = [], []
     for value, gate, outer in zip(values, gates, widen(*loaded.outer), strict=True):
-        share = sigmoid(gate)
-        # s + G * s * (1 - s): far out, G * s or 1 - s is an exact zero and its partner finite, so no inf * 0.
-        silu = gate * share
-        slope = share + silu * (Float32(1.0) - share)
-        of_values.append(outer * silu)
-        of_gates.append(outer * (value * slope))
+        to_value, to_gate, _ = swiglu_gradient(value, gate)
+        of_values.append(outer * to_value)
+        of_gates.append(outer * to_gate)
     results = [of_values, of_gates]
     if loaded.added:
         added = [widen(*words) for words in loaded.added]

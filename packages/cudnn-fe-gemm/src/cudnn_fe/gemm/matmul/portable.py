@@ -24,7 +24,7 @@ class _Matmul(PortableGemm):
     @cute.kernel
     def kernel(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, alpha: Float32) -> None:
         staged, tile = self.staged(a, b, alpha)
-        store_tile(staged, d, tile)
+        store_tile(staged, d.element_type, self.part(d, tile))
 
 
 def launcher(spec: GemmSpec) -> Any:

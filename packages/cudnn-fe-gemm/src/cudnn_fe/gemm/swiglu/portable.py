@@ -35,8 +35,9 @@ class _GemmSwiglu(PortableGemm):
     @cute.kernel
     def kernel(self, a: cute.Tensor, b: cute.Tensor, ab12: cute.Tensor, c: cute.Tensor, alpha: Float32) -> None:
         staged, tile = self.staged(a, b, alpha)
-        store_tile(staged, ab12, tile)
-        store_tile(staged, c, tile, TILE_ROWS // 2, _gated)
+        store_tile(staged, ab12.element_type, self.part(ab12, tile))
+        half = TILE_ROWS // 2
+        store_tile(staged, c.element_type, self.part(c, tile, half), half, _gated)
 
 
 def _gated(staged: StagedTile, line: Any, inner: Any, count: int) -> list[Float32]:

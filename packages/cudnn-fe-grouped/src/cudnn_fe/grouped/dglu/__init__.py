@@ -8,29 +8,26 @@ from typing import Any
 from cudnn_fe.core.call import call
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError
 from cudnn_fe.core.frameworks import framework_of
+from cudnn_fe.core.hints import check_fixed
 from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.activation import CLAMP_MAX, CLAMP_MIN, GEGLU_ALPHA
-from cudnn_fe.grouped.buffers import write
+from cudnn_fe.grouped.device_values import check_device_values
 from cudnn_fe.grouped.dglu.op import BACKWARD
-from cudnn_fe.grouped.forms import as_rows, as_vector, as_weights, in_form, require_one_weight
+from cudnn_fe.grouped.forms import (
+    all_or_none,
+    as_rows,
+    as_vector,
+    in_form,
+    require_unscaled,
+    required_vector,
+    weights_of,
+)
 from cudnn_fe.grouped.glu import offset_of
 from cudnn_fe.grouped.glu.op import activation
-from cudnn_fe.grouped.hints import check_fixed, check_hints
-from cudnn_fe.grouped.scaled import require_unscaled
+from cudnn_fe.grouped.unfused import check_unfused_hints
 
-__all__ = ["arguments", "grouped_gemm_glu_backward", "grouped_gemm_glu_jax_backward", "scalars_of"]
-
-
-def arguments(
-    a: Any, c: Any, offsets: Any, alpha: Any, beta: Any, prob: Any, b: Any, *, b_major: Any
-) -> tuple[Any, ...]:
-    """The op's operands from the documented forms; arrays or specs."""
-    if prob is None:
-        raise OptionError("prob_tensor", got="None", wanted="(M,) float32", remedy="pass ones for no gate")
-    weights = as_weights(b, b_major, n_major=True)
-    rows, kept = as_rows(a, "a_tensor"), as_rows(c, "c_tensor")
-    return rows, kept, weights, offsets, alpha, beta, as_vector(prob, "prob_tensor")
+__all__ = ["grouped_gemm_glu_backward", "grouped_gemm_glu_jax_backward", "scalars_of"]
 
 
 def scalars_of(act_func: Any, linear_offset: Any, alpha: float, high: float, low: float) -> tuple[float, ...]:
@@ -119,11 +116,11 @@ def grouped_gemm_glu_backward(
             (L, K, N), which is how a forward holds them.
         sfb_tensor: As ``sfa_tensor``.
         generate_dbias: Whether to return the gradient of the bias.
-        b_ptrs: Addresses of the experts' weights, which are not served yet.
-        sfb_ptrs: Likewise.
+        b_ptrs: (L,) int64 addresses of the experts' own (N, K) weights, instead of ``b_tensor``.
+        sfb_ptrs: Addresses of their scale factors, which are not served yet; None.
         n: N, with ``b_ptrs`` alone.
         b_dtype: Dtype, with ``b_ptrs`` alone.
-        b_major: ``"k"``, or ``"n"`` for (L, K, N).
+        b_major: ``"k"``, or ``"n"`` for (L, K, N), and for (K, N) behind addresses.
         norm_const_tensor: None.
         acc_dtype: float32.
         d_dtype: bfloat16 (default), float16 or float32.
@@ -157,10 +154,10 @@ def grouped_gemm_glu_backward(
 
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
-        NotYetSupportedError: Discrete weights, FP8 or FP4 operands, dsituglu, ``deterministic``.
+        NotYetSupportedError: FP8 or FP4 operands, ``deterministic``.
+        BackendError: No backend serves the call, with every backend's reason.
     """
     require_unscaled(
-        a_tensor,
         sfa_tensor=(sfa_tensor, None),
         sfb_tensor=(sfb_tensor, None),
         sfb_ptrs=(sfb_ptrs, None),
@@ -178,32 +175,38 @@ def grouped_gemm_glu_backward(
         raise NotYetSupportedError(
             "deterministic", got="True", wanted="False", remedy="leave it: no result depends on an order"
         )
-    require_one_weight(b_tensor, b_ptrs, n, b_dtype)
     jax = framework_of(a_tensor, operand="a_tensor") == "jax"
     if dprob_tensor is None and not jax:
         raise OptionError("dprob_tensor", got="None", wanted="a float32 buffer like prob", remedy="pass zeros")
     check_fixed(acc_dtype, cd_major, m_aligned)
-    check_hints(mma_tiler_mn, cluster_shape_mn, step=32)
+    check_unfused_hints(mma_tiler_mn, cluster_shape_mn)
     _check_activation(activation_tensor, a_tensor, c_tensor, act_func, d_dtype)
-    operands = arguments(
-        a_tensor, c_tensor, padded_offsets, alpha_tensor, beta_tensor, prob_tensor, b_tensor, b_major=b_major
-    )
+    weights, form = weights_of(a_tensor, b_tensor, b_ptrs, n, b_dtype, b_major, canonical_n=True)
+    rows, kept = as_rows(a_tensor, "a_tensor"), as_rows(c_tensor, "c_tensor")
+    check_device_values(padded_offsets, rows.shape[0], b_ptrs)
+    prob = required_vector(prob_tensor, "prob_tensor")
+    operands = (rows, kept, weights, padded_offsets, alpha_tensor, beta_tensor, prob)
     options = (
         ("act_func", act_func),
         ("d_dtype", d_dtype or "bfloat16"),
         ("generate_dbias", generate_dbias),
         ("generate_activation", activation_tensor is not None),
         ("round_dgrad", round_dgrad_to_input_dtype),
+        ("zero_tail", activation_tensor is None),
+        *form,
     )
     numbers = scalars_of(act_func, linear_offset, geglu_alpha, glu_clamp_max, glu_clamp_min)
-    d, dprob, dbias, again = call(BACKWARD, operands, options, numbers, backend=backend, stream=current_stream)
-    dprob = in_form(dprob, prob_tensor.ndim)
-    if dprob_tensor is not None:
-        dprob = write("dprob_tensor", dprob_tensor, dprob, padded_offsets, add=True, stream=current_stream)
+    outs = all_or_none(
+        None,
+        as_vector(dprob_tensor, "dprob_tensor"),
+        None,
+        as_rows(activation_tensor, "activation_tensor", absent=True),
+    )
+    d, dprob, dbias, _ = call(BACKWARD, operands, options, numbers, backend=backend, stream=current_stream, outs=outs)
     results = TupleDict(
         d_row_tensor=in_form(d, a_tensor.ndim),
         d_col_tensor=None,
-        dprob_tensor=dprob,
+        dprob_tensor=in_form(dprob, prob_tensor.ndim) if dprob_tensor is None else dprob_tensor,
         dbias_tensor=dbias if generate_dbias else None,
         amax_tensor=None,
         sfd_row_tensor=None,
@@ -211,9 +214,7 @@ def grouped_gemm_glu_backward(
     )
     if activation_tensor is None:
         return results
-    again = in_form(again, activation_tensor.ndim)
-    written = write("activation_tensor", activation_tensor, again, padded_offsets, stream=current_stream)
-    return TupleDict(**dict(results.items()), activation_tensor=written)
+    return TupleDict(**dict(results.items()), activation_tensor=activation_tensor)
 
 
 def grouped_gemm_glu_jax_backward(
@@ -246,7 +247,7 @@ def grouped_gemm_glu_jax_backward(
     sf_vec_size: int = 32,
     b_major: str = "k",
     backend: str | None = None,
-) -> TupleDict:
+) -> Any:
     """`grouped_gemm_glu_backward` for JAX, usable under ``jit`` with traced offsets; dprob starts from zero.
 
     Args:
@@ -255,7 +256,8 @@ def grouped_gemm_glu_jax_backward(
         padded_offsets: (L,) int32 ends of the experts' rows.
         alpha_tensor: (L,) float32; its square multiplies the product.
         beta_tensor: (L,) float32.
-        b_ptrs: Addresses of the experts' weights, which are not served yet.
+        b_ptrs: Addresses of the experts' (N, K) weights, int64, or 8 uint8 each, instead of ``b_tensor``. XLA does not
+            see that memory: the caller keeps it alive.
         n: N, with ``b_ptrs`` alone.
         prob_tensor: (M,) or (M, 1, 1) float32; required.
         d_dtype: bfloat16, float16 or float32.
@@ -280,12 +282,12 @@ def grouped_gemm_glu_jax_backward(
         backend: ``None`` or a name.
 
     Returns:
-        As `grouped_gemm_glu_backward`.
+        As `grouped_gemm_glu_backward`; with ``b_ptrs`` ``(d_row, dprob, dbias)``.
     """
     from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
 
     del sf_vec_size
-    return grouped_gemm_glu_backward(
+    out = grouped_gemm_glu_backward(
         as_jax("a_tensor", a_tensor),
         c_tensor,
         sfa_tensor,
@@ -299,7 +301,7 @@ def grouped_gemm_glu_jax_backward(
         generate_dbias,
         b_ptrs,
         n=n,
-        b_dtype=None if b_ptrs is None else "bfloat16",
+        b_dtype=None if b_ptrs is None else a_tensor.dtype,
         b_major=b_major,
         norm_const_tensor=norm_const_tensor,
         acc_dtype=acc_dtype,
@@ -316,3 +318,4 @@ def grouped_gemm_glu_jax_backward(
         use_dynamic_sched=use_dynamic_sched,
         backend=backend,
     )
+    return out if b_ptrs is None else (out["d_row_tensor"], out["dprob_tensor"], out["dbias_tensor"])

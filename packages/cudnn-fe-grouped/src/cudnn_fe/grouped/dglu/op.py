@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.dtypes import DType
-from cudnn_fe.core.errors import ShapeError
-from cudnn_fe.core.op import Op, Problem, TensorRule
+from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.grouped.arrays import BLOCK
 from cudnn_fe.grouped.glu.op import Activation, activation
-from cudnn_fe.grouped.operands import FLOATS, output, output_dtype, require_rows, require_weights
-from cudnn_fe.grouped.unfused.op import GROUP_NOTES, require_row_inputs
+from cudnn_fe.grouped.kernels import DGLU_KERNELS
+from cudnn_fe.grouped.operands import (
+    FLOATS,
+    GROUP_NOTES,
+    GroupedRows,
+    output,
+    output_dtype,
+    require_multiple,
+    require_rows,
+    row_fields,
+)
 
 __all__ = ["BACKWARD", "GroupedGemmDglu"]
 
 
 @dataclass(frozen=True)
-class GroupedGemmDglu(Problem):
+class GroupedGemmDglu(GroupedRows):
     """One call: each row of dY times its expert's weights, then through the activation's derivative at C."""
 
     operands: ClassVar[tuple[str, ...]] = (
@@ -31,16 +41,13 @@ class GroupedGemmDglu(Problem):
         "beta_tensor",
         "prob_tensor",
     )
-    kept: ClassVar[frozenset[str]] = frozenset({"c_tensor", "alpha_tensor", "beta_tensor", "prob_tensor"})
+    optional: ClassVar[frozenset[str]] = frozenset()
     output_count: ClassVar[int] = 4
+    of_rows: ClassVar[tuple[int, ...]] = (0, 1, 3)
+    accumulates: ClassVar[Mapping[int, Literal["sum", "maximum"]]] = MappingProxyType({1: "sum", 2: "sum"})
 
-    a_tensor: TensorSpec
     c_tensor: TensorSpec
-    b_tensor: TensorSpec
-    padded_offsets: TensorSpec
-    alpha_tensor: TensorSpec
     beta_tensor: TensorSpec
-    prob_tensor: TensorSpec
     act_func: Activation
     d_dtype: DType
     generate_dbias: bool
@@ -49,51 +56,36 @@ class GroupedGemmDglu(Problem):
 
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
-        """Validate a call. Options: ``act_func``, ``d_dtype``, ``generate_dbias``, ``generate_activation``,
-        ``round_dgrad``.
+        """Validate a call.
+
+        Options: ``act_func``, ``d_dtype``, ``generate_dbias``, ``generate_activation``, ``round_dgrad``, and ``n``,
+        ``n_major`` of addresses.
         """
         a, c, b, offsets, alpha, beta, prob = operands
-        assert a is not None
         assert c is not None
-        assert b is not None
-        assert offsets is not None
-        assert alpha is not None
         assert beta is not None
         assert prob is not None
-        m, n, _, count = require_weights(a, b, offsets)
-        if n % BLOCK:
-            raise ShapeError(
-                b.name, got=f"N = {n}", wanted=f"a multiple of {BLOCK}", remedy="pad the weights to whole blocks"
-            )
+        fields = row_fields(a, b, offsets, alpha, prob, options=options, dtypes=FLOATS)
+        fields |= {key: bool(options[key]) for key in ("generate_dbias", "generate_activation", "round_dgrad")}
+        act, kind = activation(str(options["act_func"]).removeprefix("d")), output_dtype(options["d_dtype"], "d_dtype")
+        problem = cls(**fields, c_tensor=c, beta_tensor=beta, act_func=act, d_dtype=kind)
+        m, n, _, count = problem.extents
+        require_multiple(problem.b_tensor.name, n, BLOCK, f"blocks of {BLOCK} columns")
         require_rows(c, (m, 2 * n), "(M, 2N)", *FLOATS)
-        require_row_inputs(m, count, alpha, prob)
         require_rows(beta, (count,), "(L,)", "float32")
-        require_same_device(a, c, alpha, beta, prob)
-        flags = (bool(options[key]) for key in ("generate_dbias", "generate_activation", "round_dgrad"))
-        act = activation(options["act_func"], "d")
-        return cls(a, c, b, offsets, alpha, beta, prob, act, output_dtype(options["d_dtype"], "d_dtype"), *flags)
+        require_same_device(problem.a_tensor, c, beta)
+        return problem
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """D (M, 2N), dprob (M,), dbias (L, 2N, 1) and the activation (M, N); empty where they are not wanted."""
-        m, n, count = self.a_tensor.shape[0], self.b_tensor.shape[1], self.padded_offsets.shape[0]
+        m, n, _, count = self.extents
         return (
             output("d_row_tensor", (m, 2 * n), self.d_dtype, self.device),
             output("dprob_tensor", (m,), "float32", self.device),
             output("dbias_tensor", (count if self.generate_dbias else 0, 2 * n, 1), "bfloat16", self.device),
             output("activation_tensor", (m if self.generate_activation else 0, n), "bfloat16", self.device),
         )
-
-    @property
-    def degenerate(self) -> bool:
-        """Nothing to multiply."""
-        return 0 in (*self.a_tensor.shape, self.b_tensor.shape[1])
-
-    @property
-    def flops(self) -> int:
-        """2 M N K, as if the groups filled the buffer; the derivative is not counted."""
-        m, k = self.a_tensor.shape
-        return 2 * m * self.b_tensor.shape[1] * k
 
 
 EXAMPLE = """\
@@ -118,7 +110,7 @@ BACKWARD = Op(
     package="cudnn-fe-grouped",
     problem=GroupedGemmDglu,
     reference="cudnn_fe.grouped.dglu.reference:grouped_gemm_dglu",
-    kernels=(),
+    kernels=DGLU_KERNELS,
     summary="Each row of a gradient times its expert's weights, then through the derivative of SwiGLU or GeGLU.",
     formula=r"R = \alpha_g^2 \sum_k A_{mk} B_{gnk}, \quad G = \beta_g C_{m,\,64i+j},\; U = \beta_g C_{m,\,64i+32+j}; "
     r"\qquad D_G = p_m R\, \partial_G f, \; D_U = p_m R\, \partial_U f, \; dp_m = \sum_n R f(G, U)",
@@ -159,5 +151,4 @@ BACKWARD = Op(
         "grouped_gemm_dglu_backward",
     ),
     jax_name="grouped_gemm_glu_jax_backward",
-    reference_on_gpu=True,
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cudnn_fe.core.arrays import astype, rounded
 from cudnn_fe.grouped.activation import gated_derivative
-from cudnn_fe.grouped.arrays import astype, interleave, rounded, split_pairs
+from cudnn_fe.grouped.arrays import interleave, split_pairs
 from cudnn_fe.grouped.groups import grouped_product, groups_of, keep, of_rows, sum_rows
 from cudnn_fe.grouped.unfused.reference import empty
+from cudnn_fe.grouped.weights import dense_weights
 
 if TYPE_CHECKING:
     from cudnn_fe.grouped.dglu.op import GroupedGemmDglu
@@ -37,7 +39,7 @@ def grouped_gemm_dglu(
         xp: Array namespace of the operands.
         a: (M, K) gradient.
         c: (M, 2N).
-        b: (L, N, K).
+        b: (L, N, K), or addresses.
         offsets: (L,) ends.
         alpha: (L,), applied squared.
         beta: (L,).
@@ -47,12 +49,11 @@ def grouped_gemm_dglu(
         glu_clamp_max: Upper bound of gate and up.
         glu_clamp_min: Lower bound of up.
     """
-    m = a.shape[0]
-    if 0 in (m, b.shape[1]):
+    if 0 in problem.extents[:2]:
         return empty(xp, problem, a)
-    groups = groups_of(xp, offsets, m)
+    groups = groups_of(xp, offsets, a.shape[0])
     scale = of_rows(xp, groups, alpha)[:, None]
-    r = grouped_product(xp, groups, a, b) * (scale * scale)
+    r = grouped_product(xp, groups, a, dense_weights(problem, xp, b)) * (scale * scale)
     if problem.round_dgrad:
         r = rounded(r, problem.a_tensor.dtype.name)
     pre = keep(xp, groups, astype(c, "float32") * of_rows(xp, groups, beta)[:, None])

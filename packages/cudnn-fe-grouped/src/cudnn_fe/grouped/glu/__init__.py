@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cudnn_fe.core.call import call
-from cudnn_fe.core.errors import OptionError
+from cudnn_fe.core.hints import check_fixed, check_tiles
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.activation import CLAMP_MAX, CLAMP_MIN, GEGLU_ALPHA
-from cudnn_fe.grouped.forms import as_rows, as_vector, as_weights, in_form, require_one_weight
+from cudnn_fe.grouped.device_values import check_device_values
+from cudnn_fe.grouped.forms import Buffers, as_rows, in_form, is_narrow, require_unscaled, required_vector, weights_of
 from cudnn_fe.grouped.glu.op import FORWARD, activation
-from cudnn_fe.grouped.hints import check_fixed, check_hints
-from cudnn_fe.grouped.scaled import require_unscaled
+from cudnn_fe.grouped.glu_scaled import glu_numbers, scaled_glu
+from cudnn_fe.grouped.glu_scaled.op import SCALED
+from cudnn_fe.grouped.scaled.calls import Rows, Weights, check_common, check_counter
 
-__all__ = ["arguments", "grouped_gemm_glu_forward", "grouped_gemm_glu_jax_forward", "offset_of"]
+__all__ = ["check_glu_hints", "grouped_gemm_glu_forward", "grouped_gemm_glu_jax_forward", "offset_of"]
 
 
-def arguments(a: Any, offsets: Any, alpha: Any, b: Any, bias: Any, prob: Any, *, b_major: Any) -> tuple[Any, ...]:
-    """The op's operands from the documented forms; arrays or specs."""
-    if prob is None:
-        raise OptionError("prob_tensor", got="None", wanted="(M,) float32", remedy="pass ones for no gate")
-    weights = as_weights(b, b_major, n_major=False)
-    return as_rows(a, "a_tensor"), weights, offsets, alpha, as_vector(prob, "prob_tensor"), bias
+def check_glu_hints(mma_tiler_mn: Any, cluster_shape_mn: Any) -> None:
+    """Raises OptionError unless tile and cluster are documented."""
+    check_tiles(mma_tiler_mn, cluster_shape_mn, range(64, 257, 64), "a multiple of 64 up to 256")
 
 
 def offset_of(act_func: Any, linear_offset: float | None, prefix: str = "") -> float:
@@ -69,6 +69,7 @@ def grouped_gemm_glu_forward(
     sf_fp8_dtype_override: Any = None,
     *,
     scheduler_counter_tensor: Any = None,
+    outs: Mapping[str, Any] | None = None,
     backend: str | None = None,
 ) -> TupleDict:
     """Each row times its expert's weights, plus bias, then a gated activation times the row's prob.
@@ -85,11 +86,11 @@ def grouped_gemm_glu_forward(
             32-63 what it gates.
         sfb_tensor: As ``sfa_tensor``.
         bias_tensor: (N, L), or None.
-        b_ptrs: Addresses of the experts' weights, which are not served yet.
-        sfb_ptrs: Likewise.
+        b_ptrs: (L,) int64 addresses of the experts' own (N, K) weights, instead of ``b_tensor``.
+        sfb_ptrs: Addresses of their scale factors, which are not served yet; None.
         n: N, with ``b_ptrs`` alone.
         b_dtype: Dtype, with ``b_ptrs`` alone.
-        b_major: ``"k"``.
+        b_major: ``"k"``, or ``"n"`` for (K, N) behind addresses.
         norm_const_tensor: None.
         prob_tensor: (M,) or (M, 1, 1) float32; required.
         acc_dtype: float32.
@@ -115,6 +116,7 @@ def grouped_gemm_glu_forward(
         generate_c: Whether to return C, which the explicit backward reads.
         sf_fp8_dtype_override: None.
         scheduler_counter_tensor: None.
+        outs: Buffers by result key, which are written to and returned. They carry no gradient.
         backend: ``None`` (best that serves) or a name.
 
     Returns:
@@ -123,10 +125,30 @@ def grouped_gemm_glu_forward(
 
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
-        NotYetSupportedError: Discrete weights, FP8 or FP4 operands, situglu.
+        NotYetSupportedError: FP8 or FP4 operands.
+        BackendError: No backend serves the call, with every backend's reason.
     """
+    if is_narrow(a_tensor, "a_tensor"):
+        check_counter(scheduler_counter_tensor, use_dynamic_sched, b_tensor)
+        check_common(acc_dtype, cd_major, m_aligned, mma_tiler_mn, cluster_shape_mn, sf_fp8_dtype_override)
+        numbers = glu_numbers(
+            act_func, linear_offset, geglu_alpha, glu_clamp_max, glu_clamp_min, situ_beta1, situ_beta2
+        )
+        return scaled_glu(
+            SCALED,
+            Rows(a_tensor, sfa_tensor, padded_offsets, alpha_tensor, prob_tensor, norm_const_tensor, bias_tensor),
+            Weights(b_tensor, sfb_tensor, b_ptrs, sfb_ptrs, n, b_dtype, b_major),
+            numbers,
+            c_dtype=c_dtype,
+            d_dtype=d_dtype,
+            sf_vec_size=sf_vec_size,
+            discrete_col_sfd=discrete_col_sfd,
+            single_group=use_single_group_runtime_offsets,
+            stream=current_stream,
+            outs=outs,
+            backend=backend,
+        )
     require_unscaled(
-        a_tensor,
         sfa_tensor=(sfa_tensor, None),
         sfb_tensor=(sfb_tensor, None),
         sfb_ptrs=(sfb_ptrs, None),
@@ -140,19 +162,24 @@ def grouped_gemm_glu_forward(
         sf_fp8_dtype_override=(sf_fp8_dtype_override, None),
         scheduler_counter_tensor=(scheduler_counter_tensor, None),
     )
-    require_one_weight(b_tensor, b_ptrs, n, b_dtype)
     check_fixed(acc_dtype, cd_major, m_aligned)
-    check_hints(mma_tiler_mn, cluster_shape_mn, step=64)
-    operands = arguments(a_tensor, padded_offsets, alpha_tensor, b_tensor, bias_tensor, prob_tensor, b_major=b_major)
+    check_glu_hints(mma_tiler_mn, cluster_shape_mn)
+    weights, form = weights_of(a_tensor, b_tensor, b_ptrs, n, b_dtype, b_major, canonical_n=False)
+    rows, prob = as_rows(a_tensor, "a_tensor"), required_vector(prob_tensor, "prob_tensor")
+    check_device_values(padded_offsets, rows.shape[0], b_ptrs)
+    operands = (rows, weights, padded_offsets, alpha_tensor, prob, bias_tensor)
+    buffers = Buffers(outs, "d_tensor", "c_tensor" if generate_c else "")
     options = (
         ("act_func", act_func),
         ("d_dtype", d_dtype or "bfloat16"),
         ("c_dtype", c_dtype or "bfloat16"),
         ("generate_c", generate_c),
+        ("zero_tail", buffers.rows is None),
+        *form,
     )
     scalars = (offset_of(act_func, linear_offset),)
-    d, c = call(FORWARD, operands, options, scalars, backend=backend, stream=current_stream)
-    return TupleDict(
+    d, c = call(FORWARD, operands, options, scalars, backend=backend, stream=current_stream, outs=buffers.rows)
+    return buffers.results(
         c_tensor=in_form(c, a_tensor.ndim) if generate_c else None,
         d_tensor=in_form(d, a_tensor.ndim),
         d_col_tensor=None,
@@ -191,14 +218,15 @@ def grouped_gemm_glu_jax_forward(
     sf_vec_size: int = 32,
     bias_tensor: Any = None,
     backend: str | None = None,
-) -> TupleDict:
+) -> Any:
     """`grouped_gemm_glu_forward` for JAX: usable under ``jit`` with traced offsets, ``grad`` and ``vmap``.
 
     Args:
         a_tensor: Rows (M, K) or (M, K, 1).
         padded_offsets: (L,) int32 ends of the experts' rows.
         alpha_tensor: (L,) float32.
-        b_ptrs: Addresses of the experts' weights, which are not served yet.
+        b_ptrs: Addresses of the experts' (N, K) weights, int64, or 8 uint8 each, instead of ``b_tensor``. XLA does not
+            see that memory: the caller keeps it alive.
         n: N, with ``b_ptrs`` alone.
         prob_tensor: (M,) or (M, 1, 1) float32; required.
         c_dtype: bfloat16, float16 or float32.
@@ -224,12 +252,12 @@ def grouped_gemm_glu_jax_forward(
         backend: ``None`` or a name.
 
     Returns:
-        As `grouped_gemm_glu_forward`.
+        As `grouped_gemm_glu_forward`; with ``b_ptrs`` ``(d, c)``, c None without ``generate_c``.
     """
     from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
 
     del sf_vec_size
-    return grouped_gemm_glu_forward(
+    out = grouped_gemm_glu_forward(
         as_jax("a_tensor", a_tensor),
         sfa_tensor,
         padded_offsets,
@@ -239,7 +267,7 @@ def grouped_gemm_glu_jax_forward(
         bias_tensor,
         b_ptrs,
         n=n,
-        b_dtype=None if b_ptrs is None else "bfloat16",
+        b_dtype=None if b_ptrs is None else a_tensor.dtype,
         norm_const_tensor=norm_const_tensor,
         prob_tensor=prob_tensor,
         acc_dtype=acc_dtype,
@@ -258,3 +286,4 @@ def grouped_gemm_glu_jax_forward(
         generate_c=generate_c,
         backend=backend,
     )
+    return out if b_ptrs is None else (out["d_tensor"], out["c_tensor"])

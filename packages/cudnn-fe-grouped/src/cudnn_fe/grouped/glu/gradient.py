@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.core.arrays import astype
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.grouped.activation import gated_derivative
-from cudnn_fe.grouped.arrays import astype, interleave, split_pairs
+from cudnn_fe.grouped.arrays import interleave, split_pairs
 from cudnn_fe.grouped.groups import groups_of, keep, sum_rows
-from cudnn_fe.grouped.linear import linear_gradients, namespace, product
+from cudnn_fe.grouped.linear import form_of, linear_gradients, namespace, product
 
 __all__ = ["GRADIENT"]
 
@@ -33,7 +34,7 @@ def _backward(
     dprob = dbias = None
     if dd is not None:
         kept = c.shape[0] == a.shape[0]
-        pre = c if kept else product(a, b, offsets, alpha, bias, backend=backend)
+        pre = c if kept else product(a, b, offsets, alpha, bias, form=form_of(options), backend=backend)
         gate, up = split_pairs(xp, keep(xp, groups, astype(pre, "float32")))
         d_gate, d_up, value = gated_derivative(xp, dict(options)["act_func"], gate, up, scalars[0])
         dd = keep(xp, groups, astype(dd, "float32"))
@@ -44,7 +45,7 @@ def _backward(
             dprob = xp.sum(dd * value, axis=1)
     if bias is not None and needed[5]:
         dbias = astype(xp.permute_dims(sum_rows(xp, groups, ds), (1, 0)), dtype(bias.dtype).name)
-    da, db, dalpha = linear_gradients(xp, groups, (a, b, offsets, alpha), ds, needed, backend)
+    da, db, dalpha = linear_gradients(xp, groups, (a, b, offsets, alpha), ds, needed, backend, form_of(options))
     return da, db, None, dalpha, dprob, dbias
 
 

@@ -6,13 +6,22 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.dtypes import DType
-from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
-from cudnn_fe.core.op import Op, Problem, TensorRule
+from cudnn_fe.core.errors import OptionError
+from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.grouped.arrays import BLOCK
-from cudnn_fe.grouped.operands import FLOATS, output, output_dtype, require_weights
-from cudnn_fe.grouped.unfused.op import GROUP_NOTES, require_bias, require_row_inputs
+from cudnn_fe.grouped.kernels import rows_kernels
+from cudnn_fe.grouped.operands import (
+    FLOATS,
+    GROUP_NOTES,
+    GroupedRows,
+    output,
+    output_dtype,
+    require_bias,
+    require_multiple,
+    row_fields,
+)
 
 __all__ = ["FORWARD", "Activation", "GroupedGemmGlu", "activation"]
 
@@ -25,8 +34,8 @@ def activation(given: Any, prefix: str = "") -> Activation:
         if given == prefix + kind:
             return kind
     if given == prefix + "situglu":
-        raise NotYetSupportedError(
-            "act_func", got=repr(given), wanted="swiglu or geglu without scale factors", remedy="choose another"
+        raise OptionError(
+            "act_func", got=repr(given), wanted="another without scale factors", remedy="quantise A and the weights"
         )
     raise OptionError(
         "act_func", got=repr(given), wanted=f'"{prefix}swiglu" or "{prefix}geglu"', remedy="choose a listed activation"
@@ -34,7 +43,7 @@ def activation(given: Any, prefix: str = "") -> Activation:
 
 
 @dataclass(frozen=True)
-class GroupedGemmGlu(Problem):
+class GroupedGemmGlu(GroupedRows):
     """One call: each row times its expert's weights, then gate and up columns combined."""
 
     operands: ClassVar[tuple[str, ...]] = (
@@ -46,14 +55,9 @@ class GroupedGemmGlu(Problem):
         "bias_tensor",
     )
     optional: ClassVar[frozenset[str]] = frozenset({"bias_tensor"})
-    kept: ClassVar[frozenset[str]] = frozenset({"alpha_tensor", "prob_tensor"})
     output_count: ClassVar[int] = 2
+    of_rows: ClassVar[tuple[int, ...]] = (0, 1)
 
-    a_tensor: TensorSpec
-    b_tensor: TensorSpec
-    padded_offsets: TensorSpec
-    alpha_tensor: TensorSpec
-    prob_tensor: TensorSpec
     bias_tensor: TensorSpec | None
     act_func: Activation
     d_dtype: DType
@@ -62,47 +66,29 @@ class GroupedGemmGlu(Problem):
 
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
-        """Validate a call. Options: ``act_func``, ``d_dtype``, ``c_dtype``, ``generate_c``."""
-        a, b, offsets, alpha, prob, bias = operands
-        assert a is not None
-        assert b is not None
-        assert offsets is not None
-        assert alpha is not None
-        assert prob is not None
-        m, n, _, count = require_weights(a, b, offsets)
-        if n % (2 * BLOCK):
-            raise ShapeError(
-                b.name,
-                got=f"N = {n}",
-                wanted=f"a multiple of {2 * BLOCK}: blocks of {BLOCK} gate and {BLOCK} up columns",
-                remedy="pad the weights to whole pairs of blocks",
-            )
-        require_row_inputs(m, count, alpha, prob)
-        require_bias(bias, n, count)
-        require_same_device(a, alpha, prob, bias)
-        d_kind, c_kind = (output_dtype(options[key], key) for key in ("d_dtype", "c_dtype"))
+        """Validate a call.
+
+        Options: ``act_func``, ``d_dtype``, ``c_dtype``, ``generate_c``, and ``n``, ``n_major`` of addresses.
+        """
+        *shared, bias = operands
+        fields = row_fields(*shared, options=options, dtypes=FLOATS)
+        fields |= {key: output_dtype(options[key], key) for key in ("d_dtype", "c_dtype")}
         act = activation(options["act_func"])
-        return cls(a, b, offsets, alpha, prob, bias, act, d_kind, c_kind, bool(options["generate_c"]))
+        problem = cls(**fields, bias_tensor=bias, act_func=act, generate_c=bool(options["generate_c"]))
+        _, n, _, count = problem.extents
+        require_multiple(problem.b_tensor.name, n, 2 * BLOCK, f"blocks of {BLOCK} gate and {BLOCK} up columns")
+        require_bias(bias, n, count)
+        require_same_device(problem.a_tensor, bias)
+        return problem
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """D (M, N/2), and C (M, N), which has no rows where it is not wanted."""
-        m, n = self.a_tensor.shape[0], self.b_tensor.shape[1]
+        m, n, _, _ = self.extents
         return (
             output("d_tensor", (m, n // 2), self.d_dtype, self.device),
             output("c_tensor", (m if self.generate_c else 0, n), self.c_dtype, self.device),
         )
-
-    @property
-    def degenerate(self) -> bool:
-        """Nothing to multiply."""
-        return 0 in (*self.a_tensor.shape, self.b_tensor.shape[1])
-
-    @property
-    def flops(self) -> int:
-        """2 M N K, as if the groups filled the buffer; the activation is not counted."""
-        m, k = self.a_tensor.shape
-        return 2 * m * self.b_tensor.shape[1] * k
 
 
 EXAMPLE = """\
@@ -123,7 +109,7 @@ FORWARD = Op(
     package="cudnn-fe-grouped",
     problem=GroupedGemmGlu,
     reference="cudnn_fe.grouped.glu.reference:grouped_gemm_glu",
-    kernels=(),
+    kernels=rows_kernels("glu"),
     summary="Each row times its expert's weights, then SwiGLU or GeGLU over alternating 32-column blocks.",
     formula=r"C_{mn} = \alpha_g \sum_k A_{mk} B_{gnk} + b_{ng}, \quad G = C_{m,\,64i+j},\; U = C_{m,\,64i+32+j}, "
     r"\qquad D_{m,\,32i+j} = \sigma(G)\, G\, U\, p_m",
@@ -152,5 +138,4 @@ FORWARD = Op(
     legacy=("grouped_gemm_glu_wrapper_sm100", "GroupedGemmGluSm100", "grouped_gemm_glu_jax_sm100"),
     jax_name="grouped_gemm_glu_jax_forward",
     gradient="cudnn_fe.grouped.glu.gradient:GRADIENT",
-    reference_on_gpu=True,
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cudnn_fe.core.arrays import astype
 from cudnn_fe.grouped.activation import gated
-from cudnn_fe.grouped.arrays import astype, split_pairs
+from cudnn_fe.grouped.arrays import split_pairs
 from cudnn_fe.grouped.groups import grouped_product, groups_of, keep, of_rows
 from cudnn_fe.grouped.unfused.reference import bias_of_rows, empty
+from cudnn_fe.grouped.weights import dense_weights
 
 if TYPE_CHECKING:
     from cudnn_fe.grouped.glu.op import GroupedGemmGlu
@@ -32,18 +34,18 @@ def grouped_gemm_glu(
         problem: The bound problem; names activation and output dtypes.
         xp: Array namespace of the operands.
         a: (M, K).
-        b: (L, N, K).
+        b: (L, N, K), or addresses.
         offsets: (L,) ends.
         alpha: (L,).
         prob: (M,).
         bias: (N, L) or None.
         linear_offset: What GeGLU adds to up.
     """
-    if 0 in (a.shape[0], b.shape[1]):
+    if 0 in problem.extents[:2]:
         d, c = empty(xp, problem, a)
         return d, c
     groups = groups_of(xp, offsets, a.shape[0])
-    c = grouped_product(xp, groups, a, b) * of_rows(xp, groups, alpha)[:, None]
+    c = grouped_product(xp, groups, a, dense_weights(problem, xp, b)) * of_rows(xp, groups, alpha)[:, None]
     if bias is not None:
         c = c + bias_of_rows(xp, groups, bias)
     c = keep(xp, groups, c)

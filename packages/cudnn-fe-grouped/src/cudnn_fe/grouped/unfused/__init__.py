@@ -5,24 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
-from cudnn_fe.core.errors import OptionError
+from cudnn_fe.core.hints import check_fixed, check_tiles
 from cudnn_fe.core.tuple_dict import TupleDict
-from cudnn_fe.grouped.buffers import write
-from cudnn_fe.grouped.forms import as_rows, as_vector, as_weights, in_form, require_one_weight
-from cudnn_fe.grouped.hints import check_fixed, check_hints
+from cudnn_fe.grouped.device_values import check_device_values
+from cudnn_fe.grouped.forms import all_or_none, as_rows, in_form, required_vector, weights_of
 from cudnn_fe.grouped.unfused.op import FORWARD
 
-__all__ = ["arguments", "grouped_gemm_forward", "grouped_gemm_jax_forward"]
+__all__ = ["check_unfused_hints", "grouped_gemm_forward", "grouped_gemm_jax_forward"]
 
 
-def arguments(
-    a: Any, offsets: Any, alpha: Any, b: Any, bias: Any, prob: Any, *, b_major: Any
-) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """The op's operands from the documented forms; arrays or specs."""
-    if prob is None:
-        raise OptionError("prob_tensor", got="None", wanted="(M,) float32", remedy="pass ones for no gate")
-    weights = as_weights(b, b_major, n_major=True)
-    return as_rows(a, "a_tensor"), weights, offsets, alpha, as_vector(prob, "prob_tensor"), bias
+def check_unfused_hints(mma_tiler_mn: Any, cluster_shape_mn: Any) -> None:
+    """Raises OptionError unless tile and cluster are documented."""
+    check_tiles(mma_tiler_mn, cluster_shape_mn, range(32, 257, 32), "a multiple of 32 up to 256")
 
 
 def grouped_gemm_forward(
@@ -63,10 +57,10 @@ def grouped_gemm_forward(
         alpha_tensor: (L,) float32.
         b_tensor: Weights (L, N, K), or (N, K, L) with strides (K, 1, N K), or (L, K, N) with ``b_major="n"``.
         bias_tensor: (N, L), or None. prob multiplies the bias and not the product then.
-        b_ptrs: Addresses of the experts' weights, which are not served yet.
+        b_ptrs: (L,) int64 addresses of the experts' own (N, K) weights, instead of ``b_tensor``.
         n: N, with ``b_ptrs`` alone.
         b_dtype: Dtype, with ``b_ptrs`` alone.
-        b_major: ``"k"``, or ``"n"`` for (L, K, N).
+        b_major: ``"k"``, or ``"n"`` for (L, K, N), and for (K, N) behind addresses.
         prob_tensor: (M,) or (M, 1, 1) float32; required.
         acc_dtype: float32.
         c_dtype: bfloat16 (default), float16 or float32.
@@ -88,7 +82,7 @@ def grouped_gemm_forward(
 
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
-        NotYetSupportedError: Discrete weights, FP8 or FP4 operands.
+        BackendError: No backend serves the call, with every backend's reason.
 
     Example:
         >>> import numpy as np
@@ -99,18 +93,25 @@ def grouped_gemm_forward(
         >>> d.shape, c is None
         ((4, 32), True)
     """
-    require_one_weight(b_tensor, b_ptrs, n, b_dtype)
     check_fixed(acc_dtype, cd_major, m_aligned)
-    check_hints(mma_tiler_mn, cluster_shape_mn, step=32)
-    operands = arguments(a_tensor, padded_offsets, alpha_tensor, b_tensor, bias_tensor, prob_tensor, b_major=b_major)
-    options = (("d_dtype", d_dtype or "bfloat16"), ("c_dtype", c_dtype or "bfloat16"), ("generate_c", generate_c))
-    d, c = call(FORWARD, operands, options, backend=backend, stream=current_stream)
-    d, c = in_form(d, a_tensor.ndim), in_form(c, a_tensor.ndim) if generate_c else None
-    if d_tensor is not None:
-        d = write("d_tensor", d_tensor, d, padded_offsets, stream=current_stream)
-    if c is not None and c_tensor is not None:
-        c = write("c_tensor", c_tensor, c, padded_offsets, stream=current_stream)
-    return TupleDict(d_tensor=d, c_tensor=c)
+    check_unfused_hints(mma_tiler_mn, cluster_shape_mn)
+    weights, form = weights_of(a_tensor, b_tensor, b_ptrs, n, b_dtype, b_major, canonical_n=True)
+    rows, prob = as_rows(a_tensor, "a_tensor"), required_vector(prob_tensor, "prob_tensor")
+    check_device_values(padded_offsets, rows.shape[0], b_ptrs)
+    outs = all_or_none(
+        as_rows(d_tensor, "d_tensor", absent=True), as_rows(c_tensor, "c_tensor", absent=True) if generate_c else None
+    )
+    operands = (rows, weights, padded_offsets, alpha_tensor, prob, bias_tensor)
+    options = (
+        ("d_dtype", d_dtype or "bfloat16"),
+        ("c_dtype", c_dtype or "bfloat16"),
+        ("generate_c", generate_c),
+        ("zero_tail", outs is None),
+        *form,
+    )
+    d, c = call(FORWARD, operands, options, backend=backend, stream=current_stream, outs=outs)
+    kept = None if not generate_c else in_form(c, a_tensor.ndim) if c_tensor is None else c_tensor
+    return TupleDict(d_tensor=in_form(d, a_tensor.ndim) if d_tensor is None else d_tensor, c_tensor=kept)
 
 
 def grouped_gemm_jax_forward(
@@ -140,7 +141,8 @@ def grouped_gemm_jax_forward(
         a_tensor: Rows (M, K) or (M, K, 1).
         padded_offsets: (L,) int32 ends of the experts' rows.
         alpha_tensor: (L,) float32.
-        b_ptrs: Addresses of the experts' weights, which are not served yet.
+        b_ptrs: Addresses of the experts' (N, K) weights, int64, or 8 uint8 each, instead of ``b_tensor``. XLA does not
+            see that memory: the caller keeps it alive.
         n: N, with ``b_ptrs`` alone.
         prob_tensor: (M,) or (M, 1, 1) float32; required.
         c_dtype: bfloat16, float16 or float32.
@@ -169,7 +171,7 @@ def grouped_gemm_jax_forward(
         bias_tensor,
         b_ptrs,
         n,
-        None if b_ptrs is None else "bfloat16",
+        None if b_ptrs is None else a_tensor.dtype,
         b_major,
         prob_tensor,
         acc_dtype,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.core.arrays import astype
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gradient import Gradient
-from cudnn_fe.grouped.arrays import astype
 from cudnn_fe.grouped.groups import groups_of, keep, sum_rows
-from cudnn_fe.grouped.linear import linear_gradients, namespace, product
+from cudnn_fe.grouped.linear import form_of, linear_gradients, namespace, product
 from cudnn_fe.grouped.unfused.reference import bias_of_rows
 
 __all__ = ["GRADIENT"]
@@ -20,6 +20,7 @@ def _backward(
     scalars: tuple[float, ...],
     needed: tuple[bool, ...],
     backend: str | None,
+    options: tuple[tuple[str, Any], ...],
 ) -> tuple[Any, ...]:
     a, b, offsets, alpha, prob, bias = saved
     dd, dc = cotangents
@@ -35,7 +36,7 @@ def _backward(
     if bias is None and dd is not None and gate is not None:
         ds = dd * gate
         if needed[4]:
-            dprob = xp.sum(dd * product(a, b, offsets, alpha, backend=backend), axis=1)
+            dprob = xp.sum(dd * product(a, b, offsets, alpha, form=form_of(options), backend=backend), axis=1)
     if dc is not None:
         ds = dc if ds is None else ds + dc
     if bias is not None:
@@ -44,7 +45,7 @@ def _backward(
         if needed[5]:
             total = sum_rows(xp, groups, ds if gate is None else ds * gate)
             dbias = astype(xp.permute_dims(total, (1, 0)), dtype(bias.dtype).name)
-    da, db, dalpha = linear_gradients(xp, groups, (a, b, offsets, alpha), ds, needed, backend)
+    da, db, dalpha = linear_gradients(xp, groups, (a, b, offsets, alpha), ds, needed, backend, form_of(options))
     return da, db, None, dalpha, dprob, dbias
 
 
@@ -53,4 +54,5 @@ GRADIENT = Gradient(
     save=lambda operands, outputs: operands,
     backward=_backward,
     explicit="grouped_gemm_wgrad_forward",
+    with_options=True,
 )

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.grouped.arrays import astype
+from cudnn_fe.core.arrays import astype
 from cudnn_fe.grouped.groups import Groups, grouped_product, groups_of, keep, of_rows
+from cudnn_fe.grouped.weights import dense_weights
 
 if TYPE_CHECKING:
     from cudnn_fe.grouped.unfused.op import GroupedGemm
 
-__all__ = ["bias_of_rows", "empty", "grouped_gemm"]
+__all__ = ["bias_of_rows", "empty", "grouped_gemm", "zeros"]
+
+
+def zeros(xp: Any, shape: tuple[int, ...], like: Any) -> Any:
+    """float32 zeros where ``like`` lives."""
+    place = {"device": like.device} if "torch" in xp.__name__ else {}
+    return xp.zeros(shape, dtype=xp.float32, **place)
 
 
 def empty(xp: Any, problem: Any, like: Any) -> tuple[Any, ...]:
     """Zeros for each result of a problem without rows, columns or products."""
-    place = {"device": like.device} if "torch" in xp.__name__ else {}
-    return tuple(astype(xp.zeros(spec.shape, dtype=xp.float32, **place), spec.dtype.name) for spec in problem.outputs)
+    return tuple(astype(zeros(xp, spec.shape, like), spec.dtype.name) for spec in problem.outputs)
 
 
 def bias_of_rows(xp: Any, groups: Groups, bias: Any) -> Any:
@@ -33,17 +39,17 @@ def grouped_gemm(
         problem: The bound problem; names the output dtypes.
         xp: Array namespace of the operands.
         a: (M, K).
-        b: (L, N, K).
+        b: (L, N, K), or addresses.
         offsets: (L,) ends.
         alpha: (L,).
         prob: (M,) or None, which is 1.
         bias: (N, L) or None.
     """
-    if 0 in (a.shape[0], b.shape[1]):
+    if 0 in problem.extents[:2]:
         d, c = empty(xp, problem, a)
         return d, c
     groups = groups_of(xp, offsets, a.shape[0])
-    c = grouped_product(xp, groups, a, b) * of_rows(xp, groups, alpha)[:, None]
+    c = grouped_product(xp, groups, a, dense_weights(problem, xp, b)) * of_rows(xp, groups, alpha)[:, None]
     if bias is None:
         d = c if prob is None else c * prob[:, None]
     else:

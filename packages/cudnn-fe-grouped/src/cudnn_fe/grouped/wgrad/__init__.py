@@ -9,11 +9,11 @@ from cudnn_fe.core.call import call
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError
 from cudnn_fe.core.frameworks import framework_of
+from cudnn_fe.core.hints import check_fixed
 from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
-from cudnn_fe.grouped.buffers import write
-from cudnn_fe.grouped.forms import refuse_discrete
-from cudnn_fe.grouped.hints import check_fixed, check_hints
+from cudnn_fe.grouped.device_values import check_device_values
+from cudnn_fe.grouped.glu import check_glu_hints
 from cudnn_fe.grouped.wgrad.op import WGRAD
 
 __all__ = [
@@ -94,7 +94,7 @@ def grouped_gemm_wgrad_forward(
     sf_vec_size: int = 16,
     sf_fp8_dtype_override: Any = None,
     accumulate_on_output: bool = False,
-    input_order: Any = WGradInputOrder.Tensor2D,
+    input_order: Any = "tensor2d",
     current_stream: Any = None,
     *,
     descriptor_workspace: Any = None,
@@ -110,7 +110,7 @@ def grouped_gemm_wgrad_forward(
         offsets_tensor: (E,) int32 ends of the experts' rows: any non-decreasing numbers.
         output_mode: ``"dense"``, or ``"discrete"``, which is the same as long as no addresses are given.
         wgrad_tensor: (E, h, i) buffer for the result, or None. Its dtype stands.
-        wgrad_ptrs: Addresses of the results, which are not served yet.
+        wgrad_ptrs: (E,) int64 addresses of the experts' own (h, i) row-major results, with ``"discrete"`` alone.
         global_scale_a: Not with unscaled operands.
         global_scale_b: Likewise.
         acc_dtype: float32.
@@ -119,18 +119,18 @@ def grouped_gemm_wgrad_forward(
         cluster_shape_mn: Hint without effect on results.
         sf_vec_size: 16.
         sf_fp8_dtype_override: None.
-        accumulate_on_output: Whether to add to what ``wgrad_tensor`` holds.
+        accumulate_on_output: Whether to add to what ``wgrad_tensor``, or the memory behind the addresses, holds.
         input_order: A `WGradInputOrder` or its value.
         current_stream: Launch stream for CUDA tensors.
         descriptor_workspace: Not with unscaled operands.
         backend: ``None`` (best that serves) or a name.
 
     Returns:
-        ``wgrad_tensor`` (E, h, i); zero for an expert without rows.
+        ``wgrad_tensor`` (E, h, i), zero for an expert without rows; None with addresses.
 
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
-        NotYetSupportedError: FP8 or FP4 operands, addresses.
+        NotYetSupportedError: FP8 or FP4 operands.
     """
     _require_mode(output_mode)
     ragged = is_ragged(input_order)
@@ -155,21 +155,24 @@ def grouped_gemm_wgrad_forward(
     if sf_vec_size != 16:
         raise OptionError("sf_vec_size", got=repr(sf_vec_size), wanted="16", remedy=_UNSCALED)
     check_fixed(acc_dtype)
-    check_hints(mma_tiler_mn, cluster_shape_mn, step=64)
+    check_glu_hints(mma_tiler_mn, cluster_shape_mn)
     kind = dtype("bfloat16" if wgrad_dtype is None else wgrad_dtype, operand="wgrad_dtype")
-    if wgrad_ptrs is not None:
-        refuse_discrete("wgrad_ptrs", wgrad_ptrs)
     if wgrad_tensor is not None:
         given = spec_of(wgrad_tensor, "wgrad_tensor").dtype
         if output_mode == "discrete" and given != kind:
             raise DTypeError("wgrad_tensor", got=str(given), wanted=f"{kind}, the wgrad_dtype", remedy="name its dtype")
         kind = given
     old = wgrad_tensor if accumulate_on_output else None
-    options = (("wgrad_dtype", kind.name), ("ragged", ragged))
-    (result,) = call(WGRAD, (a_tensor, b_tensor, offsets_tensor, old), options, backend=backend, stream=current_stream)
-    if wgrad_tensor is not None and framework_of(wgrad_tensor) != "jax":
-        result = write("wgrad_tensor", wgrad_tensor, result, stream=current_stream)
-    return TupleDict(wgrad_tensor=result)
+    if wgrad_ptrs is not None and wgrad_tensor is not None:
+        raise OptionError("wgrad_tensor, wgrad_ptrs", got="both", wanted="one of the two", remedy="leave one out")
+    check_device_values(offsets_tensor, a_tensor.shape[1], wgrad_ptrs)
+    options = (("wgrad_dtype", kind.name), ("ragged", ragged), ("accumulate", bool(accumulate_on_output)))
+    operands = (a_tensor, b_tensor, offsets_tensor, old, wgrad_ptrs)
+    outs = None if wgrad_tensor is None or framework_of(wgrad_tensor) == "jax" else (wgrad_tensor,)
+    (result,) = call(WGRAD, operands, options, backend=backend, stream=current_stream, outs=outs)
+    if wgrad_ptrs is None:
+        return TupleDict(wgrad_tensor=result)
+    return TupleDict(wgrad_tensor=result if framework_of(result) == "jax" else None)
 
 
 def grouped_gemm_wgrad_jax_forward(
@@ -182,7 +185,7 @@ def grouped_gemm_wgrad_jax_forward(
     mma_tiler_mn: tuple[int, int] = (256, 256),
     cluster_shape_mn: tuple[int, int] | None = None,
     accumulate_on_output: bool = False,
-    input_order: Any = WGradInputOrder.Tensor2D,
+    input_order: Any = "tensor2d",
     *,
     sfa_tensor: Any = None,
     sfb_tensor: Any = None,
@@ -190,19 +193,20 @@ def grouped_gemm_wgrad_jax_forward(
     global_scale_b: Any = None,
     sf_vec_size: int = 32,
     backend: str | None = None,
-) -> TupleDict:
+) -> Any:
     """`grouped_gemm_wgrad_forward` for JAX, usable under ``jit`` with traced offsets.
 
     Args:
         a_tensor: (h, t), row-major.
         b_tensor: (t, i), row-major, same dtype.
         offsets_tensor: (E,) int32 ends of the experts' rows.
-        wgrad_ptrs: Addresses of the results, which are not served yet.
+        wgrad_ptrs: Addresses of the experts' (h, i) results, int64, or 8 uint8 each. XLA does not see that memory: keep
+            it alive, and read it once the returned token exists.
         wgrad_dtype: bfloat16, float16 or float32.
         acc_dtype: float32.
         mma_tiler_mn: Hint without effect on results.
         cluster_shape_mn: Hint without effect on results.
-        accumulate_on_output: Needs a buffer that may be written to, which dense JAX results are not.
+        accumulate_on_output: With addresses alone: dense JAX arrays cannot be added to.
         input_order: A `WGradInputOrder` or its value; dense results take ``"tensor2d"``.
         sfa_tensor: Scale factors, which are not served yet; None.
         sfb_tensor: Likewise.
@@ -212,7 +216,7 @@ def grouped_gemm_wgrad_jax_forward(
         backend: ``None`` or a name.
 
     Returns:
-        ``wgrad_tensor`` (E, h, i).
+        ``wgrad_tensor`` (E, h, i); with addresses the token, zeros (h, i), itself.
     """
     from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
 
@@ -224,7 +228,7 @@ def grouped_gemm_wgrad_jax_forward(
             wanted='False and "tensor2d" with dense results',
             remedy="add the returned gradients yourself",
         )
-    return grouped_gemm_wgrad_forward(
+    out = grouped_gemm_wgrad_forward(
         as_jax("a_tensor", a_tensor),
         as_jax("b_tensor", b_tensor),
         sfa_tensor,
@@ -239,5 +243,12 @@ def grouped_gemm_wgrad_jax_forward(
         wgrad_dtype,
         mma_tiler_mn,
         cluster_shape_mn,
+        accumulate_on_output=accumulate_on_output,
+        input_order=input_order,
         backend=backend,
     )
+    if wgrad_ptrs is None:
+        return out
+    import jax.numpy as jnp
+
+    return jnp.broadcast_to(out["wgrad_tensor"], (a_tensor.shape[0], b_tensor.shape[1]))

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.errors import DTypeError, ShapeError, StrideError
 from cudnn_fe.core.op import Op, Problem, TensorRule
-from cudnn_fe.core.require import require_same_device
+from cudnn_fe.core.require import require_dtype, require_same_device
 from cudnn_fe.core.tensor import TensorSpec
-from cudnn_fe.grouped.operands import FLOATS, output, output_dtype, require_experts, require_float, require_rows
-from cudnn_fe.grouped.unfused.op import GROUP_NOTES
+from cudnn_fe.grouped.kernels import WGRAD_KERNELS
+from cudnn_fe.grouped.operands import (
+    FLOATS,
+    GROUP_NOTES,
+    output,
+    output_dtype,
+    require_addresses,
+    require_experts,
+    require_rows,
+)
 
 __all__ = ["WGRAD", "GroupedWgrad"]
 
@@ -33,28 +43,31 @@ def _require_compact(spec: TensorSpec) -> None:
 class GroupedWgrad(Problem):
     """One call: for each expert, A's columns times B's rows that are its own."""
 
-    operands: ClassVar[tuple[str, ...]] = ("a_tensor", "b_tensor", "offsets_tensor", "wgrad_tensor")
-    optional: ClassVar[frozenset[str]] = frozenset({"wgrad_tensor"})
+    operands: ClassVar[tuple[str, ...]] = ("a_tensor", "b_tensor", "offsets_tensor", "wgrad_tensor", "wgrad_ptrs")
+    optional: ClassVar[frozenset[str]] = frozenset({"wgrad_tensor", "wgrad_ptrs"})
     kept: ClassVar[frozenset[str]] = frozenset({"wgrad_tensor"})
+    in_place: ClassVar[Mapping[int, str]] = MappingProxyType({0: "wgrad_tensor"})
 
     a_tensor: TensorSpec
     b_tensor: TensorSpec
     offsets_tensor: TensorSpec
     wgrad_tensor: TensorSpec | None
+    wgrad_ptrs: TensorSpec | None
     wgrad_dtype: DType
     ragged: bool
+    accumulate: bool
 
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
-        """Validate a call. Options: ``wgrad_dtype``, ``ragged``."""
-        a, b, offsets, old = operands
+        """Validate a call. Options: ``wgrad_dtype``, ``ragged``, and ``accumulate``, for results behind addresses."""
+        a, b, offsets, old, pointers = operands
         assert a is not None
         assert b is not None
         assert offsets is not None
         a.require_rank(2, "(h, t)")
         b.require_rank(2, "(t, i)")
-        require_float(a)
-        require_float(b)
+        require_dtype(a, *FLOATS)
+        require_dtype(b, *FLOATS)
         if a.dtype != b.dtype:
             raise DTypeError(
                 b.name, got=str(b.dtype), wanted=f"{a.dtype}, the dtype of {a.name}", remedy="cast one of the operands"
@@ -68,19 +81,24 @@ class GroupedWgrad(Problem):
         kind = output_dtype(options["wgrad_dtype"], "wgrad_dtype")
         if old is not None:
             require_rows(old, (count, h, i), "(E, h, i)", kind.name)
-        require_same_device(a, b, offsets, old)
-        return cls(a, b, offsets, old, kind, bool(options["ragged"]))
+        if pointers is not None:
+            require_addresses(pointers, count, "wgrad_ptrs")
+        require_same_device(a, b, offsets, old, pointers)
+        accumulate = bool(options.get("accumulate")) and pointers is not None
+        return cls(a, b, offsets, old, pointers, kind, bool(options["ragged"]), accumulate)
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """W (E, h, i)."""
+        """W (E, h, i); where addresses name its place, one zero that exists once all is written."""
+        if self.wgrad_ptrs is not None:
+            return (output("token", (1,), "float32", self.device),)
         shape = (self.offsets_tensor.shape[0], self.a_tensor.shape[0], self.b_tensor.shape[1])
         return (output("wgrad_tensor", shape, self.wgrad_dtype, self.device),)
 
     @property
     def degenerate(self) -> bool:
         """Nothing to sum."""
-        return 0 in (*self.a_tensor.shape, self.b_tensor.shape[1])
+        return 0 in (*self.a_tensor.shape, self.b_tensor.shape[1]) and self.wgrad_ptrs is None
 
     @property
     def flops(self) -> int:
@@ -107,7 +125,7 @@ WGRAD = Op(
     package="cudnn-fe-grouped",
     problem=GroupedWgrad,
     reference="cudnn_fe.grouped.wgrad.reference:grouped_wgrad",
-    kernels=(),
+    kernels=WGRAD_KERNELS,
     summary="The weight gradient of each expert, summed over its own rows.",
     formula=r"W_{ghi} = \sum_{t \in g} A_{ht} B_{ti}",
     tensors=(
@@ -122,11 +140,12 @@ WGRAD = Op(
         *GROUP_NOTES[:2],
         "`accumulate_on_output` rounds the sum to the output's dtype, adds it to what the buffer holds, and rounds "
         "once more.",
-        "`output_mode='discrete'` without pointers is served as dense; `wgrad_ptrs` raises `NotYetSupportedError`.",
+        "`wgrad_ptrs` names (h, i) matrices that are written to, or added to, where they are, in device memory "
+        "for CUDA tensors and in host memory for others. The caller keeps them alive. JAX gets a zero matrix that "
+        "exists once they are written. `output_mode='discrete'` without pointers is served as dense.",
         "Accepted beyond the vendor: any t, float16 and float32 operands, accumulation and ragged order in JAX, NumPy.",
     ),
     results=("wgrad_tensor",),
     legacy=("grouped_gemm_wgrad_wrapper_sm100", "GroupedGemmWgradSm100", "grouped_gemm_wgrad_jax_sm100"),
     jax_name="grouped_gemm_wgrad_jax_forward",
-    reference_on_gpu=True,
 )

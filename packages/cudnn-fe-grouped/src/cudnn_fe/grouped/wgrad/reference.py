@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.grouped.arrays import astype, counting, rounded
+from cudnn_fe.core.arrays import astype, counting, rounded
+from cudnn_fe.grouped.addresses import gather_bytes, scatter_bytes
 from cudnn_fe.grouped.groups import Groups, by_expert, groups_of
-from cudnn_fe.grouped.unfused.reference import empty
+from cudnn_fe.grouped.unfused.reference import zeros
+from cudnn_fe.grouped.weights import in_dtype
 
 if TYPE_CHECKING:
     from cudnn_fe.core.tensor import TensorSpec
@@ -15,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["grouped_wgrad"]
 
 
-def grouped_wgrad(problem: GroupedWgrad, xp: Any, a: Any, b: Any, offsets: Any, old: Any) -> tuple[Any]:
+def grouped_wgrad(
+    problem: GroupedWgrad, xp: Any, a: Any, b: Any, offsets: Any, old: Any, pointers: Any = None
+) -> tuple[Any]:
     """``W[e] = A[:, rows of e] @ B[rows of e]``, plus ``old`` where given, each rounded to W's dtype.
 
     Args:
@@ -25,10 +30,30 @@ def grouped_wgrad(problem: GroupedWgrad, xp: Any, a: Any, b: Any, offsets: Any, 
         b: (t, i).
         offsets: (E,) ends.
         old: (E, h, i) to add to, or None.
+        pointers: Addresses of the (h, i) results, or None.
     """
+    if pointers is not None:
+        return (_written(problem, xp, pointers, lambda found: _sums(problem, xp, a, b, offsets, found)),)
+    return (_sums(problem, xp, a, b, offsets, old),)
+
+
+def _written(problem: GroupedWgrad, xp: Any, pointers: Any, sums: Callable[[Any], Any]) -> Any:
+    """Write the sums behind the addresses, or add them there."""
+    count, rows, columns = problem.offsets_tensor.shape[0], problem.a_tensor.shape[0], problem.b_tensor.shape[1]
+    shape, kind, old = (count, rows, columns), problem.wgrad_dtype, None
+    nbytes = rows * columns * kind.itemsize
+    if problem.accumulate:
+        old = xp.reshape(in_dtype(xp, gather_bytes(xp, pointers, nbytes), kind), shape)
+    whole = xp.reshape(sums(old), (count, rows * columns))
+    return scatter_bytes(xp, pointers, whole.view(xp.uint8))
+
+
+def _sums(problem: GroupedWgrad, xp: Any, a: Any, b: Any, offsets: Any, old: Any) -> Any:
     kind = problem.wgrad_dtype.name
-    if problem.degenerate:
-        return (empty(xp, problem, a)[0] if old is None else old,)
+    (h, t), i = a.shape, b.shape[1]
+    if 0 in (h, t, i):
+        shape = (problem.offsets_tensor.shape[0], h, i)
+        return astype(zeros(xp, shape, a), kind) if old is None else old
     groups = groups_of(xp, offsets, a.shape[1])
     rows = xp.permute_dims(a, (1, 0))
     if problem.ragged:
@@ -37,7 +62,7 @@ def grouped_wgrad(problem: GroupedWgrad, xp: Any, a: Any, b: Any, offsets: Any, 
     total = by_expert(xp, groups, rows, b)
     if old is not None:
         total = rounded(total, kind) + astype(old, "float32")
-    return (astype(total, kind),)
+    return astype(total, kind)
 
 
 def _unravelled(xp: Any, groups: Groups, offsets: Any, x: Any, spec: TensorSpec) -> Any:

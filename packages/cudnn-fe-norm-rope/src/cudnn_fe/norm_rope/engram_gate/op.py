@@ -164,7 +164,7 @@ _SOURCE = "Definition of cudnn-frontend 1.32 (engram gate, saved); RMSNorm: Zhan
 
 FORWARD = Op(
     name="engram_gate_saved_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:engram_forward",
     package="cudnn-fe-norm-rope",
     problem=EngramGateForward,
     reference="cudnn_fe.norm_rope.engram_gate.reference:forward",
@@ -175,7 +175,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="Adds a shared value to four residual streams, gated by the normalised dot product of stream and key.",
@@ -217,7 +217,7 @@ assert (saved[1, :, 0] == 0).all()  # its gates are shut
 
 BACKWARD = Op(
     name="engram_gate_saved_backward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:engram_backward",
     package="cudnn-fe-norm-rope",
     problem=EngramGateBackward,
     reference="cudnn_fe.norm_rope.engram_gate.reference:backward",
@@ -229,7 +229,7 @@ BACKWARD = Op(
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
             scratch=_partials,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="Gradients of the engram gate's streams, keys, value and weight.",

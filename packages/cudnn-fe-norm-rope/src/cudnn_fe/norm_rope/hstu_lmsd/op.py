@@ -24,7 +24,8 @@ from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 __all__ = ["BACKWARD", "FORWARD", "LmsdBackward", "LmsdForward", "LmsdSpec"]
 
 _MOST_COLUMNS = 1016
-_BLOCKS = 2  # of the backward on one multiprocessor
+_BLOCKS = 4  # of the backward on one multiprocessor: what registers leave room for
+_VECTORS = 2  # that a thread holds of each operand
 _FLAGS = ("apply_u_silu", "concat_u", "concat_x")
 
 
@@ -240,7 +241,7 @@ def _specialise(problem: Any, where: Device) -> LmsdSpec:
     backward = isinstance(problem, LmsdBackward)
     return LmsdSpec(
         columns=problem.x_tensor.shape[1],
-        plan=row_plan(problem.x_tensor.shape[1]),
+        plan=row_plan(problem.x_tensor.shape[1], vectors=_VECTORS),
         apply_u_silu=problem.apply_u_silu,
         concat_u=problem.concat_u,
         concat_x=problem.concat_x,
@@ -279,7 +280,7 @@ _SOURCE = "HSTU: Zhai et al., arXiv:2402.17152. Philox4x32-10: Salmon et al., Pa
 
 FORWARD = Op(
     name="hstu_lmsd_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:lmsd_forward",
     package="cudnn-fe-norm-rope",
     problem=LmsdForward,
     reference="cudnn_fe.norm_rope.hstu_lmsd.reference:forward",
@@ -290,7 +291,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="Dropout of a gate times LayerNorm, with the dropped-out gate and input put in front on request.",
@@ -333,13 +334,14 @@ assert ((y[:, 64:128] != 0) == ((mask & 2) != 0)).all()
     autocast=False,
     scalars=("eps", "scale", "threshold", "seed_low", "seed_high"),
     integers=frozenset({"threshold", "seed_low", "seed_high"}),
+    legacy=("HSTULMSDFwd",),
     jax_name="hstu_lmsd_jax_forward",
     gradient="cudnn_fe.norm_rope.hstu_lmsd.gradient:GRADIENT",
 )
 
 BACKWARD = Op(
     name="hstu_lmsd_backward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:lmsd_backward",
     package="cudnn-fe-norm-rope",
     problem=LmsdBackward,
     reference="cudnn_fe.norm_rope.hstu_lmsd.reference:backward",
@@ -351,7 +353,7 @@ BACKWARD = Op(
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
             scratch=_partials,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="Gradients of LayerNorm-Multiply-SiLU-Dropout.",
@@ -392,5 +394,6 @@ assert dweight.shape == dbias.shape == (64,)
     results=("dx_tensor", "du_tensor", "dweight_tensor", "dbias_tensor"),
     autocast=False,
     scalars=("scale",),
+    legacy=("HSTULMSDBwd",),
     jax_name="hstu_lmsd_jax_backward",
 )

@@ -1,4 +1,4 @@
-"""LayerNorm-Multiply-SiLU-Dropout: up to 32 lanes share a row, which stays in their registers."""
+"""LayerNorm-Multiply-SiLU-Dropout: up to 64 threads share a row, which stays in their registers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
+from cutlass.memory import SmemAllocator
 
 from cudnn_fe.core.cute.activations import silu
 from cudnn_fe.core.cute.arguments import fake_tensor
@@ -68,6 +69,7 @@ class _Forward:
         low: Int32,
         high: Int32,
     ) -> None:
+        shared = SmemAllocator().allocate(4 * self.groups.shared_words(2), 16).toint()
         group, lane = self.groups.place()
         row = Int64(cute.arch.block_idx()[0]) * self.plan.groups + group
         inside = row < Int64(x.shape[0])
@@ -84,7 +86,7 @@ class _Forward:
         for value in widen_pairs([xs[index] for index in range(4 * self.plan.vectors)]):
             total += value
             squares += value * value
-        total, squares = self.groups.sum([total, squares], Int32(0), Int32(0))
+        total, squares = self.groups.sum([total, squares], shared, Int32(0))
         share = Float32(1.0 / self.spec.columns)
         centre = total * share
         variance = squares * share - centre * centre

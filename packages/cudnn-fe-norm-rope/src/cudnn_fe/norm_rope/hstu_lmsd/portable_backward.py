@@ -36,7 +36,11 @@ class _Backward:
     def launch(self, stream: cuda.CUstream, tensors: cutlass.Constexpr, scale: Float32) -> None:
         given, rows, affine, partials = tensors
         self.kernel(*given, *rows, *partials, scale).launch(
-            grid=(partials[-1].shape[0], 1, 1), block=(self.groups.block, 1, 1), stream=stream
+            grid=(partials[-1].shape[0], 1, 1),
+            block=(self.groups.block, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=3,
+            preferred_smem_carveout=-1,
         )
         for sums, target in zip(partials, affine, strict=True):
             if cutlass.const_expr(sums is not None):
@@ -60,6 +64,8 @@ class _Backward:
         scale: Float32,
     ) -> None:
         count = self.plan.vectors
+        sums_bytes = self.groups.block * VECTOR * count * 4
+        shared = SmemAllocator().allocate(sums_bytes + 4 * self.groups.shared_words(2), 16).toint()
         group, lane = self.groups.place()
         block, blocks = Int32(cute.arch.block_idx()[0]), Int32(cute.arch.grid_dim()[0])
         ws, bs, xs, us, of_product, of_gate, of_x = (cute.make_rmem_tensor(4 * count, Int32) for _ in range(7))
@@ -105,7 +111,7 @@ class _Backward:
                     if cutlass.const_expr(self.spec.compute_dweight):
                         weight_sums[index * VECTOR + at] += of_norm * normal
                 self.store(du, row, lane, index, results, limit)
-            first, second = self.groups.sum([first, second], Int32(0), Int32(0))
+            first, second = self.groups.sum([first, second], shared + sums_bytes, turn & 1)
             first, second = first * Float32(1.0 / self.spec.columns), second * Float32(1.0 / self.spec.columns)
             for index in cutlass.range_constexpr(count):
                 direct = self.undropped(of_x, kept, index, _X, scale)
@@ -116,7 +122,6 @@ class _Backward:
                     rest = scaled[index * VECTOR + at] - (normal * first + second)
                     results.append(direct[at] + rest * spread)
                 self.store(dx, row, lane, index, results, limit)
-        shared = SmemAllocator().allocate(self.groups.block * VECTOR * count * 4, 16).toint()
         if cutlass.const_expr(self.spec.compute_dweight):
             self.add_groups(weight_sums, weight_partials, shared, group, lane, block)
             cute.arch.sync_threads()

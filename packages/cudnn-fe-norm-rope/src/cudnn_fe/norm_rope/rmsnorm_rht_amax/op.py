@@ -145,14 +145,14 @@ def _check_threads(threads: Any, n: int) -> None:
 
 def _specialise(problem: RmsNormRhtAmax, where: Device) -> RowSpec:
     _, n = problem.extents
-    plan = row_plan(n, rows=problem.rows_per_cta, least_threads=2)
+    plan = row_plan(n, rows=problem.rows_per_cta, least_threads=2, clusters=where.capability >= (9, 0))
     width = access_bytes(problem.x_tensor, problem.w_tensor)
     return RowSpec(n, width, problem.x_tensor.ndim, problem.w_tensor.ndim, plan, where.arch)
 
 
 FORWARD = Op(
     name="rmsnorm_rht_amax_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:rht_amax",
     package="cudnn-fe-norm-rope",
     problem=RmsNormRhtAmax,
     reference="cudnn_fe.norm_rope.rmsnorm_rht_amax.reference:rmsnorm_rht_amax",
@@ -163,7 +163,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="RMSNorm, a 16-point Hadamard transform of every 16 channels, and the largest magnitude of groups of rows.",

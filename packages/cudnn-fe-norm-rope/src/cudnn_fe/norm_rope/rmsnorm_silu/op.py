@@ -118,7 +118,7 @@ class RmsNormSilu(Problem):
 
 
 def _specialise(problem: RmsNormSilu, where: Device) -> SiluSpec:
-    plan = row_plan(problem.extents[1], least_threads=2)
+    plan = row_plan(problem.extents[1], least_threads=2, clusters=where.capability >= (9, 0))
     width = access_bytes(
         TensorSpec(problem.extents, (problem.x.strides[0], 1), problem.x.dtype, alignment=problem.x.alignment)
     )
@@ -130,7 +130,7 @@ def _specialise(problem: RmsNormSilu, where: Device) -> SiluSpec:
 
 FORWARD = Op(
     name="rmsnorm_silu_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:rms_silu",
     package="cudnn-fe-norm-rope",
     problem=RmsNormSilu,
     reference="cudnn_fe.norm_rope.rmsnorm_silu.reference:rmsnorm_silu",
@@ -141,7 +141,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="RMSNorm followed by SiLU, in bfloat16, FP8 E4M3, or FP4 E2M1 with a scale for every 16 channels.",

@@ -1,7 +1,8 @@
-"""RMSNorm + SiLU: several rows a block, a row in registers between its two passes, stored in its final format."""
+"""RMSNorm + SiLU: a block takes a few rows in turn, a cluster wide ones; stored in their final format."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -11,87 +12,79 @@ from cutlass.memory import SmemAllocator
 
 from cudnn_fe.core.cute.activations import silu
 from cudnn_fe.core.cute.arguments import fake_tensor
-from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
-from cudnn_fe.core.cute.exact import divide, reciprocal_square_root
-from cudnn_fe.core.cute.row_reduce import RowGroups
-from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_global, store_words
+from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs
+from cudnn_fe.core.cute.exact import divide_by
+from cudnn_fe.core.cute.rms_rows import RmsRows
+from cudnn_fe.core.cute.row_vectors import VECTOR, store_global, store_words
 from cudnn_fe.core.cute.small_floats import e2m1_word, fp8_words, has_fp8
 from cudnn_fe.norm_rope.rmsnorm_silu.op import BLOCK, SiluSpec
 
 __all__ = ["fake_arguments", "launcher"]
 
 _LEAST_SCALE = 1.17549435e-38
+_MOST_TURNS = 8
+_BLOCKS = 2048  # enough for any chip: below it, a block takes fewer turns
 
 
 class _RmsNormSilu:
     def __init__(self, spec: SiluSpec) -> None:
         self.spec, self.plan = spec, spec.plan
-        self.per_row = spec.columns // VECTOR
-        self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
-        self.tile = spec.plan.threads * spec.plan.vectors
+        self.rows = RmsRows(spec.columns, spec.width, spec.plan)
         self.native_fp8 = has_fp8(spec.arch)
 
     @cute.jit
     def launch(self, stream: cuda.CUstream, x: Any, weight: Any, out: Any, scales: Any, eps: Float32) -> None:
-        grid = ((x.shape[0] - 1) // self.plan.groups + 1, 1, 1)
-        self.kernel(x, weight, out, scales, eps).launch(grid=grid, block=(self.groups.block, 1, 1), stream=stream)
+        plan = self.plan
+        rows = Int32(x.shape[0])
+        turns = cutlass.max(cutlass.min(rows // (_BLOCKS * plan.groups // plan.ctas), Int32(_MOST_TURNS)), Int32(1))
+        blocks = (rows - 1) // (turns * plan.groups) + 1
+        self.rows.launch(self.kernel(x, weight, out, scales, eps, turns), blocks, stream)
 
     @cute.kernel
-    def kernel(self, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, scales: Any, eps: Float32) -> None:
-        shared = SmemAllocator().allocate(4 * self.groups.shared_words(), 16).toint()
-        group, lane = self.groups.place()
-        row = Int64(cute.arch.block_idx()[0]) * self.plan.groups + group
-        limit = cutlass.select_(row < Int64(x.shape[0]), Int32(self.per_row), Int32(0))
-        words = cute.make_rmem_tensor(4 * self.plan.vectors, Int32)
-        weights = cute.make_rmem_tensor(4 * self.plan.vectors, Int32)
-        source, width = row_address(x, row), self.spec.width
-        total = Float32(0.0)
-        for tile in cutlass.range(self.plan.tiles, unroll=1):
-            load_vectors(words, source, tile * self.tile + lane, self.plan.threads, limit, width)
-            if cutlass.const_expr(self.plan.tiles == 1):
-                load_vectors(weights, weight.iterator.toint(), lane, self.plan.threads, self.per_row, width)
-            total += self.squares(words)
-        (total,) = self.groups.sum([total], shared, Int32(0))
-        scale = reciprocal_square_root(total / Float32(self.spec.columns) + eps)
-        for tile in cutlass.range(self.plan.tiles, unroll=1):
-            first = tile * self.tile + lane
-            if cutlass.const_expr(self.plan.tiles > 1):
-                load_vectors(words, source, first, self.plan.threads, limit, width)
-                load_vectors(weights, weight.iterator.toint(), first, self.plan.threads, self.per_row, width)
-            for index in cutlass.range_constexpr(self.plan.vectors):
-                values = widen_pairs([words[index * 4 + part] for part in range(4)])
-                factors = widen_pairs([weights[index * 4 + part] for part in range(4)])
-                activated = [silu(f * (scale * v)) for v, f in zip(values, factors, strict=True)]
-                vector = first + index * self.plan.threads
-                self.store(out, scales, row, vector, activated, Int32(vector < limit))
+    def kernel(
+        self, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, scales: Any, eps: Float32, turns: Int32
+    ) -> None:
+        shared = SmemAllocator().allocate(self.rows.shared_bytes, 16).toint()
+        many = turns * self.plan.groups
+        first = Int64(cute.arch.block_idx()[0] // self.plan.ctas) * many
+        rows = Int32(cutlass.min(Int64(x.shape[0]) - first, Int64(many)))
+        self.rows.each(x, weight, first, rows, eps, shared, partial(self.activate, out, scales))
 
-    @cute.jit
-    def squares(self, words: cute.Tensor) -> Float32:
-        total = Float32(0.0)
-        for index in cutlass.range_constexpr(self.plan.vectors):
-            for value in widen_pairs([words[index * 4 + part] for part in range(4)]):
-                total += value * value
-        return total
-
-    @cute.jit
-    def store(self, out: Any, scales: Any, row: Int64, vector: Int32, values: cutlass.Constexpr, valid: Int32) -> None:
-        place = row * self.per_row + vector
+    def activate(
+        self,
+        out: Any,
+        scales: Any,
+        row: Int64,
+        vector: Int32,
+        values: list[Any],
+        factors: list[Any],
+        scale: Float32,
+        valid: Int32,
+    ) -> None:
+        """One vector's result, in its format, stored."""
+        activated = [silu(factor * (scale * value)) for value, factor in zip(values, factors, strict=True)]
+        place = row * (self.spec.columns // VECTOR) + vector
         base = out.iterator.toint()
-        if cutlass.const_expr(self.spec.out_dtype == "bfloat16"):
-            store_words(base + place * 16, narrow_pairs(values), 16, valid)
-        elif cutlass.const_expr(self.spec.out_dtype == "float8_e4m3fn"):
-            store_global(base + place * 8, fp8_words("float8_e4m3fn", values, self.native_fp8), 8, valid)
+        if self.spec.out_dtype == "bfloat16":
+            store_words(base + place * 16, narrow_pairs(activated), 16, valid)
+        elif self.spec.out_dtype == "float8_e4m3fn":
+            store_global(base + place * 8, fp8_words("float8_e4m3fn", activated, self.native_fp8), 8, valid)
         else:
-            top = Float32(0.0)
-            for value in values:
-                top = cute.arch.fmax(top, cute.arch.fmax(value, -value))
-            top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, 1))  # a block of 16 is a pair of lanes
-            divisor = cute.arch.fmax(divide(top, 6.0), Float32(_LEAST_SCALE))
-            inverse = divide(1.0, divisor)
-            store_global(base + place * 4, [e2m1_word([value * inverse for value in values])], 4, valid)
+            divisor = _block_divisor(activated)
+            inverse = cute.arch.rcp_approx(divisor)
+            store_global(base + place * 4, [e2m1_word([value * inverse for value in activated])], 4, valid)
             code = fp8_words("float8_e4m3fn", [divisor] * 4, self.native_fp8)[0] & 0xFF
             at = scales.iterator.toint() + place // (BLOCK // VECTOR)
             store_global(at, [code], 1, valid * (1 - (vector & 1)))
+
+
+def _block_divisor(values: list[Any]) -> Float32:
+    """A sixth of the largest magnitude of a block of 16, the vectors of a pair of lanes; not below a normal number."""
+    top = Float32(0.0)
+    for value in values:
+        top = cute.arch.fmax(top, cute.arch.fmax(value, -value))
+    top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, 1))
+    return cute.arch.fmax(divide_by(top, 6.0), Float32(_LEAST_SCALE))
 
 
 class _OneResult(_RmsNormSilu):

@@ -134,7 +134,7 @@ def _specialise(problem: RopeQdq, where: Device) -> QdqSpec:
 
 FORWARD = Op(
     name="rope_qdq_inplace_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:rope_qdq",
     package="cudnn-fe-norm-rope",
     problem=RopeQdq,
     reference="cudnn_fe.norm_rope.rope_qdq.reference:rope_qdq",
@@ -145,7 +145,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="Rotary embedding of the last 64 channels, then every group of channels rounded to FP4 or FP8, in place.",

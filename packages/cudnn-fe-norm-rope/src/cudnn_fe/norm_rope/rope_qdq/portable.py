@@ -11,11 +11,11 @@ from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
-from cudnn_fe.core.cute.exact import divide, fused_multiply_add, multiply
+from cudnn_fe.core.cute.exact import divide_by, fused_multiply_add, magnitude, multiply
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.rotary import rotate_pairs
 from cudnn_fe.core.cute.row_vectors import VECTOR, load_floats, load_words, store_words
-from cudnn_fe.core.cute.small_floats import E2M1, E4M3, as_bits, as_float
+from cudnn_fe.core.cute.small_floats import E2M1, E4M3, as_bits, as_float, clamped_magnitude
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.norm_rope.rope_qdq.op import QdqSpec
 
@@ -24,7 +24,7 @@ __all__ = ["fake_arguments", "launcher"]
 _THREADS = 256
 _STEPS = 4
 _TAIL = 64
-_MAGNITUDE, _SIGN = 0x7FFFFFFF, -0x80000000
+_SIGN = -0x80000000
 _FLOOR = {"fp4": 6.0 * 2.0**-126, "fp8": 1e-4}
 _E4M3_FLOOR = 6.0 * 2.0**-9
 
@@ -86,32 +86,31 @@ class _RopeQdq:
 
     def quantised(self, values: list[Any]) -> list[Float32]:
         """Values on their group's grid."""
-        sizes = [as_float(as_bits(value) & _MAGNITUDE) for value in values]
-        largest = sizes[0]
-        for size in sizes[1:]:
-            largest = cute.arch.fmax(largest, size)
+        largest = Float32(0.0)
+        for value in values:
+            largest = cute.arch.fmax(largest, magnitude(value))
         lanes = self.spec.group_size // VECTOR
         while lanes > 1:
             lanes //= 2
             largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, lanes))
         grid = self.grid_of_values
         if self.spec.scale_format == "e4m3":
-            ratio = divide(cute.arch.fmax(largest, Float32(_E4M3_FLOOR)), 6.0)
+            ratio = divide_by(cute.arch.fmax(largest, Float32(_E4M3_FLOOR)), 6.0)
             scale = E4M3.value(cute.arch.fmin(ratio, Float32(E4M3.largest)))
-            inverse = divide(1.0, scale)
+            inverse = cute.arch.rcp_approx(scale)
             # One correction: a quotient that the grid could tie on is exact, and no other comes near a tie.
-            quotients = [multiply(size, inverse) for size in sizes]
-            rests = [fused_multiply_add(-q, scale, size) for q, size in zip(quotients, sizes, strict=True)]
+            quotients = [multiply(value, inverse) for value in values]
+            rests = [fused_multiply_add(-q, scale, value) for q, value in zip(quotients, values, strict=True)]
             scaled = [fused_multiply_add(r, inverse, q) for r, q in zip(rests, quotients, strict=True)]
         else:
             floor = cute.arch.fmax(largest, Float32(_FLOOR[self.spec.quantization]))
             bits = as_bits(multiply(floor, float(np.float32(1.0 / grid.largest))))
             exponent = (bits >> 23) + Int32((bits & 0x7FFFFF) != 0)
             scale, inverse = as_float(exponent << 23), as_float((254 - exponent) << 23)
-            scaled = [multiply(size, inverse) for size in sizes]
+            scaled = [multiply(value, inverse) for value in values]
         results = []
-        for value, size in zip(values, scaled, strict=True):
-            rounded = multiply(grid.value(cute.arch.fmin(size, Float32(grid.largest))), scale)
+        for value, ratio in zip(values, scaled, strict=True):
+            rounded = multiply(grid.value(clamped_magnitude(ratio, grid.largest)), scale)
             results.append(as_float(as_bits(rounded) | (as_bits(value) & _SIGN)))
         return results
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.core.device import Device
@@ -35,10 +36,12 @@ class VisionSpec:
 
     Attributes:
         table_width: Bytes of one access to the tables.
+        column_width: Bytes of one access to K, whose tokens are innermost: what divides their number.
         arch: The compiler's target.
     """
 
     table_width: int
+    column_width: int
     arch: str
 
 
@@ -105,12 +108,13 @@ class VisionRopeBackward(Problem):
 
 
 def _specialise(problem: VisionRopeBackward, where: Device) -> VisionSpec:
-    return VisionSpec(access_bytes(problem.cosine, problem.sine), where.arch)
+    columns = gcd(problem.tokens * problem.grad_k.dtype.itemsize, 16)
+    return VisionSpec(access_bytes(problem.cosine, problem.sine), columns, where.arch)
 
 
 BACKWARD = Op(
     name="vision_rope_backward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:vision_rope",
     package="cudnn-fe-norm-rope",
     problem=VisionRopeBackward,
     reference="cudnn_fe.norm_rope.vision_rope.reference:vision_rope_backward",
@@ -121,7 +125,7 @@ BACKWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="Gradients of Q and K turned back by split-half RoPE, that of V copied, packed into one tensor.",

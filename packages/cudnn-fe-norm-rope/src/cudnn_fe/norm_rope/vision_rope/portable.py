@@ -1,6 +1,7 @@
-"""The vision encoder's RoPE backward: a warp takes 32 tokens of one head, of Q, then K, then V.
+"""The vision encoder's RoPE backward: a block takes 64 tokens of two heads, of Q, K and V at once.
 
-K lies with the tokens innermost: lanes read along them, turn in registers, and store rows through shared memory.
+Four lanes share a token, each with eight channels and their partners half a head on. K lies with the tokens innermost:
+it goes through shared memory, whose transposing loads pick channels so that K arrives in registers as Q does.
 """
 
 from __future__ import annotations
@@ -14,24 +15,26 @@ from cutlass.memory import SmemAllocator
 
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
-from cudnn_fe.core.cute.ptx_base import assemble, load_global, load_shared, store_shared
+from cudnn_fe.core.cute.ptx_base import load_global, load_matrix, store_shared
 from cudnn_fe.core.cute.rotary import rotate_halves_back
-from cudnn_fe.core.cute.row_vectors import VECTOR, load_words, store_words
+from cudnn_fe.core.cute.row_vectors import VECTOR, load_floats, load_words, store_words
 from cudnn_fe.norm_rope.vision_rope.op import CHANNELS, HEADS, VisionSpec
 
 __all__ = ["fake_arguments", "launcher"]
 
-_TOKENS = 32
 _WARPS = 8
-_HALF = CHANNELS // 2
-_VECTORS = CHANNELS // VECTOR
-_PITCH = 2 * CHANNELS + 16  # bytes from token to token in shared memory: no two of a store's lanes share a bank
-_OUT_ROW = 3 * HEADS * CHANNELS * 2
+_TOKENS = 8 * _WARPS
+_HEADS = 2  # of a block: every load of both is in flight at once
+_ROW = 2 * CHANNELS  # bytes of a token's head
+_HALF_ROW = CHANNELS  # bytes from a channel to its partner
+_PART = HEADS * _ROW  # bytes of a token's Q, K or V in the result
+_TILE_ROW = 2 * _TOKENS  # bytes of a channel of K in shared memory
+_TILE = CHANNELS * _TILE_ROW
 
 
 class _VisionRopeBackward:
     def __init__(self, spec: VisionSpec) -> None:
-        self.table_width = spec.table_width
+        self.spec = spec
 
     @cute.jit
     def __call__(
@@ -44,7 +47,7 @@ class _VisionRopeBackward:
         sine: cute.Tensor,
         out: cute.Tensor,
     ) -> None:
-        grid = ((grad_q.shape[0] - 1) // _TOKENS + 1, HEADS // _WARPS, 1)
+        grid = ((grad_q.shape[0] - 1) // _TOKENS + 1, HEADS // _HEADS, 1)
         self.kernel(grad_q, grad_k, grad_v, cosine, sine, out).launch(
             grid=grid, block=(32 * _WARPS, 1, 1), stream=stream
         )
@@ -59,116 +62,89 @@ class _VisionRopeBackward:
         sine: cute.Tensor,
         out: cute.Tensor,
     ) -> None:
-        shared = SmemAllocator().allocate(_WARPS * _TOKENS * _PITCH, 16).toint()
+        shared = SmemAllocator().allocate(_HEADS * _TILE, 128).toint()
         thread = Int32(cute.arch.thread_idx()[0])
         lane, warp = thread % 32, thread // 32
-        head = Int32(cute.arch.block_idx()[1]) * _WARPS + warp
+        quarter = lane % 4
+        first_head = Int32(cute.arch.block_idx()[1]) * _HEADS
         first = Int64(cute.arch.block_idx()[0]) * _TOKENS
         tokens = Int64(grad_q.shape[0])
-        target = out.iterator.toint() + Int64(head) * (2 * CHANNELS)
-        self.turn_rows(grad_q.iterator.toint(), cosine, sine, target, head, first, tokens, lane)
-        self.turn_columns(
-            grad_k.iterator.toint(), cosine, sine, target, head, first, tokens, lane, shared + warp * _TOKENS * _PITCH
-        )
-        self.copy_rows(grad_v.iterator.toint(), target, head, first, tokens, lane)
-
-    @cute.jit
-    def turn_rows(
-        self,
-        source: Int64,
-        cosine: cute.Tensor,
-        sine: cute.Tensor,
-        target: Int64,
-        head: Int32,
-        first: Int64,
-        tokens: Int64,
-        lane: Int32,
-    ) -> None:
-        """Q: four lanes share a token, each with eight channels and their partners."""
-        loaded = []
-        for step in cutlass.range_constexpr(4):
-            token = first + lane // 4 + step * 8
-            valid = Int32(token < tokens)
-            at = source + (Int64(head) * tokens + token) * (2 * CHANNELS) + Int64(lane % 4) * 16
-            words = [load_words(at + part * 2 * _HALF, 16, valid) for part in range(2)]
-            loaded.append((token, valid, words))
-        for step in cutlass.range_constexpr(4):
-            token, valid, (low, high) = loaded[step]
-            cosines = self.table(cosine, token, (lane % 4) * VECTOR, VECTOR, valid)
-            sines = self.table(sine, token, (lane % 4) * VECTOR, VECTOR, valid)
-            firsts, seconds = _turned(widen_pairs(low), widen_pairs(high), cosines, sines)
-            at = target + token * _OUT_ROW + Int64(lane % 4) * 16
-            store_words(at, narrow_pairs(firsts), 16, valid)
-            store_words(at + 2 * _HALF, narrow_pairs(seconds), 16, valid)
-
-    @cute.jit
-    def turn_columns(
-        self,
-        source: Int64,
-        cosine: cute.Tensor,
-        sine: cute.Tensor,
-        target: Int64,
-        head: Int32,
-        first: Int64,
-        tokens: Int64,
-        lane: Int32,
-        shared: Int32,
-    ) -> None:
-        """K: a lane holds a token; its neighbours' elements lie beside its own."""
-        token = first + lane
+        token = first + thread // 4
         valid = Int32(token < tokens)
-        for group in cutlass.range_constexpr(_HALF // VECTOR):
-            halves = []
-            for part in cutlass.range_constexpr(2):
-                channels = [part * _HALF + group * VECTOR + index for index in range(VECTOR)]
-                places = [source + ((Int64(head) * CHANNELS + channel) * tokens + token) * 2 for channel in channels]
-                halves.append([_widened(load_global(place, 2, valid)[0]) for place in places])
-            cosines = self.table(cosine, token, group * VECTOR, VECTOR, valid)
-            sines = self.table(sine, token, group * VECTOR, VECTOR, valid)
-            firsts, seconds = _turned(halves[0], halves[1], cosines, sines)
-            at = shared + lane * _PITCH + group * 16
-            store_shared(at, narrow_pairs(firsts), 16)
-            store_shared(at + 2 * _HALF, narrow_pairs(seconds), 16)
-        cute.arch.sync_warp()
-        for step in cutlass.range_constexpr(_TOKENS * _VECTORS // 32):
-            row, vector = lane // _VECTORS + step * (32 // _VECTORS), lane % _VECTORS
-            words = load_shared(shared + row * _PITCH + vector * 16, 4)
-            at = target + (first + row) * _OUT_ROW + HEADS * CHANNELS * 2 + Int64(vector) * 16
-            store_words(at, words, 16, Int32(first + row < tokens))
+        heads = [first_head + index for index in range(_HEADS)]
+        columns = [self.load_columns(grad_k.iterator.toint(), head, first, tokens, thread) for head in heads]
+        places = [(Int64(head) * tokens + token) * _ROW + Int64(quarter * 16) for head in heads]
+        rows, copied = (
+            [self.load_row(source.iterator.toint() + place, valid) for place in places] for source in (grad_q, grad_v)
+        )
+        at = token * (CHANNELS // 2 * 4) + Int64(quarter * (VECTOR * 4))
+        width = self.spec.table_width
+        cosines = load_floats(cosine.iterator.toint() + at, VECTOR, valid, width)
+        sines = load_floats(sine.iterator.toint() + at, VECTOR, valid, width)
+        for index in cutlass.range_constexpr(_HEADS):
+            _store_columns(shared + index * _TILE, thread, columns[index])
+        target = out.iterator.toint() + token * (3 * _PART) + Int64(first_head * _ROW + quarter * 16)
+        for index in cutlass.range_constexpr(_HEADS):
+            low, high = rows[index]
+            _store_row(target + index * _ROW, _turned(low, high, cosines, sines), valid)
+            _store_row(target + index * _ROW + 2 * _PART, copied[index], valid)
+        cute.arch.sync_threads()
+        for index in cutlass.range_constexpr(_HEADS):
+            low, high = _transposed(shared + index * _TILE, lane, warp)
+            _store_row(target + index * _ROW + _PART, _turned(low, high, cosines, sines), valid)
 
-    @cute.jit
-    def copy_rows(self, source: Int64, target: Int64, head: Int32, first: Int64, tokens: Int64, lane: Int32) -> None:
-        """V: eight lanes share a token."""
+    def load_row(self, place: Any, valid: Any) -> tuple[list[Any], list[Any]]:
+        """Eight channels of a token, and their partners."""
+        return load_words(place, 16, valid), load_words(place + _HALF_ROW, 16, valid)
+
+    def load_columns(self, source: Any, head: Any, first: Any, tokens: Any, thread: Any) -> list[list[Any]]:
+        """This thread's share of K's tile: eight tokens of a channel at a time; zeros past the last token."""
         loaded = []
-        for step in cutlass.range_constexpr(_TOKENS * _VECTORS // 32):
-            token = first + lane // _VECTORS + step * (32 // _VECTORS)
-            at = source + (Int64(head) * tokens + token) * (2 * CHANNELS) + Int64(lane % _VECTORS) * 16
-            loaded.append((token, load_words(at, 16, Int32(token < tokens))))
-        for step in cutlass.range_constexpr(_TOKENS * _VECTORS // 32):
-            token, words = loaded[step]
-            at = target + token * _OUT_ROW + 2 * HEADS * CHANNELS * 2 + Int64(lane % _VECTORS) * 16
-            store_words(at, words, 16, Int32(token < tokens))
-
-    def table(self, table: Any, token: Any, first: Any, count: int, valid: Any) -> list[Float32]:
-        at = table.iterator.toint() + token * (_HALF * 4) + Int64(first) * 4
-        words = [word for start in range(0, 4 * count, 16) for word in load_words(at + start, self.table_width, valid)]
-        return [_as_float(word) for word in words]
+        for step in range(CHANNELS // (32 * _WARPS // 8)):
+            channel, token = thread // 8 + step * (32 * _WARPS // 8), first + thread % 8 * VECTOR
+            place = source + ((Int64(head) * CHANNELS + channel) * tokens + token) * 2
+            loaded.append(_load_partly(place, self.spec.column_width, token, tokens))
+        return loaded
 
 
-def _as_float(word: Any) -> Float32:
-    (value,) = assemble("mov.b32 $0, $1;", [Float32], [word])
-    return value
+def _load_partly(place: Any, width: int, token: Any, tokens: Any) -> list[Int32]:
+    """Four words by accesses of ``width`` bytes, each of which lies before the last token or behind it."""
+    pieces = []
+    for start in range(0, 16, width):
+        pieces += load_global(place + start, width, Int32(token + start // 2 < tokens))
+    if width > 2:
+        return pieces
+    return [low | (high << 16) for low, high in zip(pieces[::2], pieces[1::2], strict=True)]
 
 
-def _widened(half: Any) -> Float32:
-    return _as_float(half << 16)
+def _swizzle(channel: Any) -> Any:
+    """What the places of a channel's vectors are xor-ed with: both a store's and a load's eight lie in eight banks."""
+    return ((channel >> 3) & 3) * 2 + (channel & 1)
 
 
-def _turned(
-    low: list[Any], high: list[Any], cosines: list[Any], sines: list[Any]
-) -> tuple[list[Float32], list[Float32]]:
-    pairs = [rotate_halves_back(*given) for given in zip(low, high, cosines, sines, strict=True)]
-    return [first for first, _ in pairs], [second for _, second in pairs]
+def _store_columns(tile: Any, thread: Any, columns: list[list[Any]]) -> None:
+    for step, words in enumerate(columns):
+        channel = thread // 8 + step * (32 * _WARPS // 8)
+        store_shared(tile + channel * _TILE_ROW + (thread % 8 ^ _swizzle(channel)) * 16, words, 16)
+
+
+def _transposed(tile: Any, lane: Any, warp: Any) -> tuple[list[Any], list[Any]]:
+    """A warp's eight tokens as `load_row` gives them: of eight channels in a row, each matrix has two."""
+    channel = lane % 8 // 2 * 8 + lane // 8 * 2 + lane % 2
+    at = tile + channel * _TILE_ROW + (warp ^ _swizzle(channel)) * 16
+    return load_matrix(at, transpose=True), load_matrix(at + CHANNELS // 2 * _TILE_ROW, transpose=True)
+
+
+def _turned(low: list[Any], high: list[Any], cosines: list[Float32], sines: list[Float32]) -> tuple[Any, Any]:
+    pairs = [
+        rotate_halves_back(*given) for given in zip(widen_pairs(low), widen_pairs(high), cosines, sines, strict=True)
+    ]
+    return narrow_pairs([first for first, _ in pairs]), narrow_pairs([second for _, second in pairs])
+
+
+def _store_row(place: Any, halves: tuple[list[Any], list[Any]], valid: Any) -> None:
+    store_words(place, halves[0], 16, valid)
+    store_words(place + _HALF_ROW, halves[1], 16, valid)
 
 
 def launcher(spec: VisionSpec) -> Any:

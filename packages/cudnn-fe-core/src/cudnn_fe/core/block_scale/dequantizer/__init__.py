@@ -7,7 +7,7 @@ from typing import Any, Literal
 from cudnn_fe.core.block_scale.formats import BlockFormat
 from cudnn_fe.core.block_scale.quantizer import format_options, with_batch
 from cudnn_fe.core.call import call
-from cudnn_fe.core.codecs import fp4_pairs
+from cudnn_fe.core.codecs import packed_pairs
 from cudnn_fe.core.require import require_one_of
 
 __all__ = ["block_scale_dequantize"]
@@ -63,7 +63,7 @@ def block_scale_dequantize(
         ("packed", bool(packed)),
         ("dtype", dtype),
     )
-    codes = fp4_pairs(codes, -1 if direction == "rows" else -2)
+    codes = packed_pairs(codes, axis=-1 if direction == "rows" else -2)
     flat = codes.ndim == 2
     placed = with_batch(scales, "scales") if flat and not packed else scales
     (out,) = call(DEQUANTIZE, (with_batch(codes, "codes"), placed, factor), options, backend=backend, stream=stream)

@@ -169,7 +169,7 @@ KERNELS = (
         refuse=portable_refusal,
         specialise=_specialise,
         targets=PORTABLE_TARGETS,
-        opt_in=True,
+        verified=("H200",),
     ),
 )
 
@@ -189,7 +189,6 @@ DEQUANTIZE = Op(
     problem=BlockDequantize,
     reference="cudnn_fe.core.block_scale.dequantizer.reference:block_dequantize",
     kernels=KERNELS,
-    reference_on_gpu=True,
     summary="MXFP8, MXFP4 or NVFP4 codes with plain or packed scales to numbers.",
     formula=r"y = \operatorname{cvt}(c \cdot (s \cdot f))",
     tensors=(

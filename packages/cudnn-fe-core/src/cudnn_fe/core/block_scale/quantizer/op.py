@@ -204,7 +204,7 @@ KERNELS = (
         refuse=portable_refusal,
         specialise=_specialise,
         targets=PORTABLE_TARGETS,
-        opt_in=True,
+        verified=("H200",),
     ),
 )
 
@@ -226,7 +226,6 @@ QUANTIZE = Op(
     problem=BlockQuantize,
     reference="cudnn_fe.core.block_scale.quantizer.reference:block_quantize",
     kernels=KERNELS,
-    reference_on_gpu=True,
     summary="Rows, columns or both to MXFP8, MXFP4 or NVFP4, with scales plain or packed.",
     formula=r"s = \operatorname{cvt}(\max |x| \, q \, n), \qquad "
     r"c = \operatorname{cvt}(x \cdot \min(n / s, \mathrm{FLT\_MAX}))",

@@ -1,0 +1,1 @@
+"""Softmax attention by its module paths in cudnn-frontend 1.32: this one holds no names."""

@@ -1,0 +1,26 @@
+"""Gradients of softmax attention by their module path in cudnn-frontend 1.32."""
+
+from cudnn_fe.attention.sdpa.compact_gqa import CompactGqaBackward, compact_gqa_backward
+from cudnn_fe.attention.sdpa.legacy import (
+    SdpaBwdDsl,
+    SdpaBwdDslSm80,
+    SdpaBwdDslSm100D256,
+    SdpaBwdDslSm107,
+    SdpaBwdDslSm107Fp8,
+    SdpaBwdDslSm120,
+    sdpa_bwd_wrapper_dsl_sm120,
+    sdpa_bwd_wrapper_sm80,
+)
+
+__all__ = [
+    "CompactGqaBackward",
+    "SdpaBwdDsl",
+    "SdpaBwdDslSm80",
+    "SdpaBwdDslSm100D256",
+    "SdpaBwdDslSm107",
+    "SdpaBwdDslSm107Fp8",
+    "SdpaBwdDslSm120",
+    "compact_gqa_backward",
+    "sdpa_bwd_wrapper_dsl_sm120",
+    "sdpa_bwd_wrapper_sm80",
+]

@@ -102,7 +102,8 @@ MODULE_PATHS = {
     "flex_attention": "FlexAttentionBwd FlexAttentionFwd create_mask_plan flex_attn_func",
     "hstu.hstu_attention": "hstu_attention_backward hstu_attention_forward",
     "native_sparse_attention": "NSA",
-    "sdpa.bwd": "CompactGqaBackward compact_gqa_backward",
+    "sdpa.bwd": "CompactGqaBackward compact_gqa_backward Nvfp4AttentionQatBackward",
+    "sdpa.bwd.qat": "Nvfp4AttentionQatBackward nvfp4_attention_qat_backward",
 }
 
 

@@ -165,6 +165,23 @@ def test_tail_rope_past_two_to_the_31_elements() -> None:
     assert distance(out[-1:], last) <= 2.0**-8  # cosines of two libraries
 
 
+def test_rms_norms_past_two_to_the_31_elements() -> None:
+    w = torch.rand(8192, device="cuda").to(torch.bfloat16) + 0.5
+    x = torch.randn(64, 8192, device="cuda").to(torch.bfloat16).repeat(4352, 1)
+    x[-1] = torch.randn(8192, device="cuda").to(torch.bfloat16)
+    calls: Any = ((rmsnorm_rht_amax_forward, {"rows_per_cta": 8}), (rmsnorm_silu_forward, {"eps": 1e-6}))
+    for function, options in calls:
+        got = function(x, w, **options)
+        last = function(x[-64:].clone(), w, **options)
+        for every, part in zip(got.values(), last.values(), strict=True):
+            if every is not None:
+                count = part.shape[0]
+                assert same(every[-count:], part)
+                assert same(every[-2 * count : -count], every[:count])
+        del got
+    assert x.numel() > 2**31
+
+
 @pytest.mark.parametrize("tokens", [1, 31, 33, 1521, 8649])
 def test_vision_rope_of_odd_lengths(tokens: int) -> None:
     rows = [torch.randn(16, tokens, 64).to(torch.bfloat16) for _ in range(2)]

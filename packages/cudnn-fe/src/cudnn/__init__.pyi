@@ -60,6 +60,8 @@ from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward as nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward as nsa_sliding_window_attention_forward
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward as nsa_topk_reduction_forward
+from cudnn_fe.attention.nvfp4_qat import nvfp4_attention_qat_backward as nvfp4_attention_qat_backward
+from cudnn_fe.attention.nvfp4_qat.legacy import Nvfp4AttentionQatBackward as Nvfp4AttentionQatBackward
 from cudnn_fe.attention.sdpa import sdpa_backward as sdpa_backward
 from cudnn_fe.attention.sdpa.compact_gqa import CompactGqaBackward as CompactGqaBackward
 from cudnn_fe.attention.sdpa.compact_gqa import compact_gqa_backward as compact_gqa_backward

@@ -1,7 +1,6 @@
 """JAX interoperability: kernels of one's own as XLA custom calls, and the layouts that they see."""
 
-from typing import Any
-
+from cudnn._below import names_below
 from cudnn_fe.core.jax_call import (
     TensorSpec,
     call,
@@ -14,16 +13,4 @@ from cudnn_fe.core.jax_call import (
 
 __all__ = ["TensorSpec", "call", "gemm_operand_spec", "neg_inf_init", "row_major_desc", "sf_atom_spec", "zeros_init"]
 
-
-def __getattr__(name: str) -> Any:
-    from cudnn._lazy import find
-
-    value = find(f"jax.{name}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    from cudnn._lazy import names
-
-    return sorted({*globals(), *(name.removeprefix("jax.") for name in names("jax."))})
+__getattr__, __dir__ = names_below("jax", globals())

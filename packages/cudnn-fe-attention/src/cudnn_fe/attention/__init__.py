@@ -39,6 +39,7 @@ from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward
+from cudnn_fe.attention.nvfp4_qat import nvfp4_attention_qat_backward
 from cudnn_fe.attention.sdpa import sdpa_backward
 from cudnn_fe.attention.sdpa.compact_gqa import CompactGqaBackward, compact_gqa_backward
 
@@ -80,5 +81,6 @@ __all__ = [
     "nsa_selection_attention_forward",
     "nsa_sliding_window_attention_forward",
     "nsa_topk_reduction_forward",
+    "nvfp4_attention_qat_backward",
     "sdpa_backward",
 ]

@@ -70,13 +70,13 @@ def product(xp: Any, a: Any, b: Any) -> Any:
     return xp.matmul(a, b, **options)
 
 
-def divide(xp: Any, x: Any, divisor: float) -> Any:
-    """``x / divisor``, rounded once."""
-    below = xp.full_like(x, divisor)
+def divide(xp: Any, x: Any, divisor: Any) -> Any:
+    """``x / divisor``, rounded once; the divisor is a number or an array that broadcasts to ``x``."""
+    below = xp.full_like(x, divisor) if isinstance(divisor, float) else xp.broadcast_to(divisor, x.shape)
     if is_jax_array(x):
         import jax  # x is its array
 
-        below = jax.lax.optimization_barrier(below)  # XLA multiplies by the reciprocal of a constant: two roundings
+        below = jax.lax.optimization_barrier(below)  # XLA would round the reciprocal of what is repeated too
     return x / below
 
 

@@ -12,6 +12,7 @@ _HSTU = "cudnn_fe.attention.hstu"
 _NSA = "cudnn_fe.attention.nsa"
 _CSA = "cudnn_fe.attention.csa_compressor"
 _SDPA = "cudnn_fe.attention.sdpa"
+_QAT = "cudnn_fe.attention.nvfp4_qat"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
 _DSA = "cudnn_fe.attention.dsa"
 _HCA = "cudnn_fe.attention.hca"
@@ -34,6 +35,7 @@ FAMILY = Family(
         f"{_FLEX}.op:FORWARD",
         f"{_FLEX}.op:BACKWARD",
         f"{_SDPA}.op:BACKWARD",
+        f"{_QAT}.op:BACKWARD",
         f"{_DSA}.indexer.op:FORWARD",
         f"{_DSA}.indexer.op:TOP_K",
         f"{_DSA}.top_k.op:FORWARD",
@@ -87,6 +89,8 @@ FAMILY = Family(
         "aligned_hca_backward": f"{_HCA}:aligned_hca_backward",
         "aligned_hca_backward_wrapper": f"{_HCA}.legacy:aligned_hca_backward_wrapper",
         "NSA": f"{_NAMESPACES}:NSA",
+        "Nvfp4AttentionQatBackward": f"{_QAT}.legacy:Nvfp4AttentionQatBackward",
+        "nvfp4_attention_qat_backward": f"{_QAT}:nvfp4_attention_qat_backward",
         "CompactGqaBackward": f"{_SDPA}.compact_gqa:CompactGqaBackward",
         "compact_gqa_backward": f"{_SDPA}.compact_gqa:compact_gqa_backward",
         "sdpa_backward": f"{_SDPA}:sdpa_backward",

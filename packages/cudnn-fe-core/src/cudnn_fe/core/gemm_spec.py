@@ -30,8 +30,6 @@ class GemmTile:
         persistent_ctas: Most CTAs launched; each then walks over several tiles.
         fetched_m: Rows of A's tile that are loaded, 0 for all `m`. Fewer only where M is no larger: the other rows of
             the stage keep what was there, and the products made of them are never stored.
-        stages: K tiles in shared memory at once, 0 for as many as fit beside a slot or two for stored blocks. Fewer leave
-            room to store more blocks before the first has left for L2.
         early_launch: Start while the stream's previous kernel drains, and let the next one do so (programmatic
             dependent launch); operands are touched only after the previous kernel has finished.
     """
@@ -47,7 +45,6 @@ class GemmTile:
     group_m: int = 8
     persistent_ctas: int = 132
     fetched_m: int = 0
-    stages: int = 0
     early_launch: bool = False
 
 

@@ -9,13 +9,12 @@ from cudnn_fe.core.block_scale import BlockFormat, block_format
 from cudnn_fe.core.block_scale.quantize import quotient_of
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.core.gemm_spec import GemmSpec, Major
+from cudnn_fe.core.gemm_spec import GemmSpec, Major, operand_alignment
 from cudnn_fe.core.gemm_tiles import choose_tile
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.row_plan import access_bytes
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.gemm.kernels import operand_alignment
 from cudnn_fe.gemm.scaled_spec import FinishSpec, Kind, OperandSpec, ScaledSpec
 
 __all__ = ["scaled_kernels"]
@@ -131,7 +130,7 @@ def _specialise(problem: Any, where: Device, *, kind: Kind, backend: Literal["sm
             majors=(a.major, b.major),
         )  # fmt: skip
     elif format is None:
-        alignment = min(operand_alignment(_seen(*row)) for row in zip(matrices, transposed, strict=True))
+        alignment = min(_alignment(*row) for row in zip(matrices, transposed, strict=True))
     gemm = GemmSpec(
         "bfloat16", "bfloat16", ("float32",), a.major, b.major, tile=tile, arch=where.arch, alignment=alignment
     )
@@ -148,9 +147,8 @@ def _specialise(problem: Any, where: Device, *, kind: Kind, backend: Literal["sm
     )
 
 
-def _seen(spec: TensorSpec, transposed: bool) -> TensorSpec:
-    """A matrix (rows, K) or (K, rows) as (rows, K)."""
-    return spec.permute((1, 0)) if transposed else spec
+def _alignment(spec: TensorSpec, transposed: bool) -> int:
+    return operand_alignment(spec, 1 if (_major(spec, transposed) == "k") != transposed else 0)
 
 
 def _padded(count: int) -> int:
@@ -182,7 +180,7 @@ def _sm90_refusal(problem: Any, where: Device, *, kind: Kind) -> str | None:
         return f"it is written for compute capability 9.0, not {'.'.join(map(str, where.capability))}"
     if _format(problem, kind) is None:
         for spec, transposed in zip(_matrices(problem, kind), _transposed(problem, kind), strict=True):
-            if operand_alignment(_seen(spec, transposed)) < _TMA_BYTES:
+            if _alignment(spec, transposed) < _TMA_BYTES:
                 return f"{spec.name}'s address or rows are not multiples of {_TMA_BYTES} bytes"
     return None
 

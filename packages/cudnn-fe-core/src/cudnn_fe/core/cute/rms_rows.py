@@ -15,7 +15,7 @@ from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
 from cudnn_fe.core.cute.exact import reciprocal_square_root
-from cudnn_fe.core.cute.ptx_base import load_shared
+from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
 from cudnn_fe.core.cute.row_reduce import RowGroups
 from cudnn_fe.core.cute.row_vectors import (
     VECTOR,
@@ -46,8 +46,9 @@ class RmsRows:
         self.per_row = columns // VECTOR
         self.tile = plan.threads * plan.vectors
         self.groups = RowGroups(plan.threads, plan.groups, plan.ctas)
-        self.weights_kept = plan.tiles == 1
-        self.reduction = plan.kept_bytes * (2 if self.weights_kept else 1)
+        self.whole = self.per_row == plan.ctas * plan.tiles * self.tile  # no thread has vectors past the row's end
+        self.weights_kept = plan.tiles == 1  # in fp32
+        self.reduction = plan.kept_bytes * (3 if self.weights_kept else 1)
         self.shared_bytes = self.reduction + 4 * self.groups.shared_words()
 
     def launch(self, kernel: Any, blocks: Any, stream: Any) -> None:
@@ -104,12 +105,12 @@ class RmsRows:
             for tile in cutlass.range_constexpr(plan.tiles):
                 self._fetch(x, first + group, own, tile, start, cutlass.select_(group < rows, end, Int32(0)))
         if cutlass.const_expr(self.weights_kept):
-            for index in cutlass.range_constexpr(plan.vectors):
-                self._fetch_weights(weight, own, index, start, end)
+            self._keep_weights(weight, own, start, end)
         turns = (rows + plan.groups - 1) // plan.groups
         for turn in cutlass.range(turns, unroll=1):
             inside = turn * plan.groups + group
             row = first + inside
+            there = Int32(inside < rows)
             limit = cutlass.select_(inside < rows, end, Int32(0))
             limit_of_next = cutlass.select_(inside + plan.groups < rows, end, Int32(0))
             if cutlass.const_expr(plan.kept):
@@ -121,7 +122,7 @@ class RmsRows:
             if cutlass.const_expr(plan.kept and plan.tiles == 1):
                 self._fetch(x, row + plan.groups, own, 0, start, limit_of_next)
             (total,) = self.groups.sum([total], reduction, turn & 1)
-            scale = reciprocal_square_root(total / Float32(self.columns) + eps)
+            scale = reciprocal_square_root(total * Float32(1.0 / self.columns) + eps)
             for tile in cutlass.range(plan.tiles, unroll=1):
                 at = start + tile * self.tile
                 if cutlass.const_expr(plan.tiles > 1):
@@ -130,7 +131,8 @@ class RmsRows:
                 for index in cutlass.range_constexpr(plan.vectors):
                     vector = at + index * plan.threads
                     values = widen_pairs([words[index * 4 + part] for part in range(4)])
-                    finish(row, vector, values, widen_pairs(factors[index]), scale, Int32(vector < limit))
+                    valid = there if self.whole else Int32(vector < limit)
+                    finish(row, vector, values, factors[index](), scale, valid)
                 if cutlass.const_expr(plan.kept and plan.tiles > 1):
                     self._fetch(x, row + plan.groups, own, tile, start, limit_of_next)
         return turns & 1
@@ -141,19 +143,35 @@ class RmsRows:
         for index in cutlass.range_constexpr(self.plan.vectors):
             vector = start + tile * self.tile + index * self.plan.threads
             target = own + (tile * self.plan.vectors + index) * (16 * self.plan.block)
-            copy_words_async(target, row_address(x, row) + Int64(vector) * 16, self.width, Int32(vector < limit))
+            valid = Int32(limit > 0) if self.whole else Int32(vector < limit)
+            copy_words_async(target, row_address(x, row) + Int64(vector) * 16, self.width, valid)
 
-    def _fetch_weights(self, weight: Any, own: Any, index: int, start: Any, end: Any) -> None:
-        vector = start + index * self.plan.threads
-        target = own + (self.plan.kept_bytes + index * 16 * self.plan.block)
-        copy_words_async(target, weight.iterator.toint() + Int64(vector) * 16, self.width, Int32(vector < end))
+    def _keep_weights(self, weight: Any, own: Any, start: Any, end: Any) -> None:
+        """This thread's weights into words of its own, as fp32: once for all rows."""
+        loaded = [
+            self._load_weights(weight, start + index * self.plan.threads, end) for index in range(self.plan.vectors)
+        ]
+        for index, words in enumerate(loaded):
+            factors = widen_pairs(words)
+            for half in range(2):
+                store_shared(self._place_of_weights(own, index, half), factors[4 * half : 4 * half + 4], 16)
 
-    def _weights(self, weight: Any, own: Any, index: int, first: Any, end: Any) -> list[Int32]:
-        """A vector's weights: out of registers until they are wanted, so that more rows are under way."""
-        if self.weights_kept:
-            return load_shared(own + (self.plan.kept_bytes + index * 16 * self.plan.block), 4)
-        vector = first + index * self.plan.threads
+    def _place_of_weights(self, own: Any, index: int, half: int) -> Any:
+        return own + (self.plan.kept_bytes + (2 * index + half) * 16 * self.plan.block)
+
+    def _load_weights(self, weight: Any, vector: Any, end: Any) -> list[Int32]:
         return load_words(weight.iterator.toint() + Int64(vector) * 16, self.width, Int32(vector < end))
+
+    def _weights(self, weight: Any, own: Any, index: int, first: Any, end: Any) -> Callable[[], list[Float32]]:
+        """What gives a vector's weights: shared memory when it is called, or memory, from which they come at once."""
+        if self.weights_kept:
+            return lambda: [
+                value
+                for half in range(2)
+                for value in load_shared(self._place_of_weights(own, index, half), 4, Float32)
+            ]
+        words = self._load_weights(weight, first + index * self.plan.threads, end)
+        return lambda: widen_pairs(words)
 
     @cute.jit
     def _take(

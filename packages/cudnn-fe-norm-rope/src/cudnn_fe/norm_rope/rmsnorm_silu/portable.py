@@ -63,19 +63,21 @@ class _RmsNormSilu:
     ) -> None:
         """One vector's result, in its format, stored."""
         activated = [silu(factor * (scale * value)) for value, factor in zip(values, factors, strict=True)]
-        place = row * (self.spec.columns // VECTOR) + vector
+        per_row = self.spec.columns // VECTOR
         base = out.iterator.toint()
         if self.spec.out_dtype == "bfloat16":
-            store_words(base + place * 16, narrow_pairs(activated), 16, valid)
+            store_words(base + row * (per_row * 16) + Int64(vector) * 16, narrow_pairs(activated), 16, valid)
         elif self.spec.out_dtype == "float8_e4m3fn":
-            store_global(base + place * 8, fp8_words("float8_e4m3fn", activated, self.native_fp8), 8, valid)
+            words = fp8_words("float8_e4m3fn", activated, self.native_fp8)
+            store_global(base + row * (per_row * 8) + Int64(vector) * 8, words, 8, valid)
         else:
             divisor = _block_divisor(activated)
             inverse = cute.arch.rcp_approx(divisor)
-            store_global(base + place * 4, [e2m1_word([value * inverse for value in activated])], 4, valid)
-            code = fp8_words("float8_e4m3fn", [divisor] * 4, self.native_fp8)[0] & 0xFF
-            at = scales.iterator.toint() + place // (BLOCK // VECTOR)
-            store_global(at, [code], 1, valid * (1 - (vector & 1)))
+            word = e2m1_word([value * inverse for value in activated])
+            store_global(base + row * (per_row * 4) + Int64(vector) * 4, [word], 4, valid)
+            code = fp8_words("float8_e4m3fn", [divisor] * 4, self.native_fp8)[0]
+            at = scales.iterator.toint() + row * (per_row * VECTOR // BLOCK) + Int64(vector // (BLOCK // VECTOR))
+            store_global(at, [code], 1, valid & ~vector)
 
 
 def _block_divisor(values: list[Any]) -> Float32:

@@ -1,5 +1,7 @@
 """Gradients of softmax attention by their module path in cudnn-frontend 1.32."""
 
+from cudnn_fe.attention.nvfp4_qat import nvfp4_attention_qat_backward
+from cudnn_fe.attention.nvfp4_qat.legacy import Nvfp4AttentionQatBackward
 from cudnn_fe.attention.sdpa.compact_gqa import CompactGqaBackward, compact_gqa_backward
 from cudnn_fe.attention.sdpa.legacy import (
     SdpaBwdDsl,
@@ -14,6 +16,7 @@ from cudnn_fe.attention.sdpa.legacy import (
 
 __all__ = [
     "CompactGqaBackward",
+    "Nvfp4AttentionQatBackward",
     "SdpaBwdDsl",
     "SdpaBwdDslSm80",
     "SdpaBwdDslSm100D256",
@@ -21,6 +24,7 @@ __all__ = [
     "SdpaBwdDslSm107Fp8",
     "SdpaBwdDslSm120",
     "compact_gqa_backward",
+    "nvfp4_attention_qat_backward",
     "sdpa_bwd_wrapper_dsl_sm120",
     "sdpa_bwd_wrapper_sm80",
 ]

@@ -15,7 +15,7 @@ from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs
 from cudnn_fe.core.cute.exact import divide_by
 from cudnn_fe.core.cute.rms_rows import RmsRows
 from cudnn_fe.core.cute.row_vectors import VECTOR, store_global, store_words
-from cudnn_fe.core.cute.small_floats import e2m1_word, e4m3_words
+from cudnn_fe.core.cute.small_floats import e2m1_word, fp8_words, has_fp8
 from cudnn_fe.norm_rope.rmsnorm_silu.op import BLOCK, SiluSpec
 
 __all__ = ["fake_arguments", "launcher"]
@@ -27,7 +27,7 @@ class _RmsNormSilu:
     def __init__(self, spec: SiluSpec) -> None:
         self.spec = spec
         self.rows = RmsRows(spec.columns, spec.width, spec.plan)
-        self.native_fp8 = not spec.arch.startswith("sm_8") or spec.arch.startswith("sm_89")
+        self.native_fp8 = has_fp8(spec.arch)
 
     @cute.jit
     def launch(self, stream: cuda.CUstream, x: Any, weight: Any, out: Any, scales: Any, eps: Float32) -> None:
@@ -56,14 +56,14 @@ class _RmsNormSilu:
         if self.spec.out_dtype == "bfloat16":
             store_words(base + row * (per_row * 16) + Int64(vector) * 16, narrow_pairs(activated), 16, valid)
         elif self.spec.out_dtype == "float8_e4m3fn":
-            words = e4m3_words(activated, self.native_fp8)
+            words = fp8_words("float8_e4m3fn", activated, self.native_fp8)
             store_global(base + row * (per_row * 8) + Int64(vector) * 8, words, 8, valid)
         else:
             divisor = _block_divisor(activated)
             inverse = cute.arch.rcp_approx(divisor)
             word = e2m1_word([value * inverse for value in activated])
             store_global(base + row * (per_row * 4) + Int64(vector) * 4, [word], 4, valid)
-            code = e4m3_words([divisor] * 4, self.native_fp8)[0]
+            code = fp8_words("float8_e4m3fn", [divisor] * 4, self.native_fp8)[0]
             at = scales.iterator.toint() + row * (per_row * VECTOR // BLOCK) + Int64(vector // (BLOCK // VECTOR))
             store_global(at, [code], 1, valid & ~vector)
 

@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 from cudnn._cli.app import app
 from cudnn._cli.bench import timing
 from cudnn._cli.bench.rows import load_rows, save_rows
-from cudnn._cli.bench.shapes import MODEL_SHAPES, ROUTINGS, Shape
+from cudnn._cli.bench.shapes import MODEL_SHAPES, Shape
 from cudnn._cli.bench.timing import ROTATION_BYTES, rotation, time_alternating
 from cudnn._cli.bench.torch_contenders import Case, Contender, contenders
-from cudnn._cli.bench.torch_grouped import GroupedCase, grouped_contenders, jax_contenders, rows_of_experts
 from cudnn._cli.bench.torch_verify import objection
 from cudnn_fe import gemm
 
@@ -60,60 +59,6 @@ def test_rows(op: str, who: list[str], rival: str, tmp_path: Path) -> None:
         assert any(version.startswith("torch ") for version in row.versions)
     save_rows(tmp_path / "again.json", rows)
     assert (tmp_path / "again.json").read_text() == path.read_text()
-
-
-@pytest.mark.parametrize(
-    ("op", "who", "rival"),
-    [
-        ("grouped_gemm_forward", ["cudnn-fe GEMM (reference)", "torch loop"], "torch loop"),
-        (
-            "grouped_gemm_glu_forward",
-            ["cudnn-fe (reference)", "cudnn-fe GEMM (reference)", "torch loop", "torch eager"],
-            "torch eager",
-        ),
-        ("grouped_gemm_wgrad_forward", ["cudnn-fe (reference)", "torch loop"], "torch loop"),
-    ],
-)
-def test_rows_of_experts(op: str, who: list[str], rival: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    code, text = bench(op, "--json", str(path))
-    assert code == 0, text
-    rows = load_rows(path)
-    assert [row.who for row in rows] == 2 * who
-    assert list(dict.fromkeys(row.shape_name for row in rows)) == ["small, even", "small, Zipf"]
-    assert {(row.shape, row.rival) for row in rows} == {((96, 256, 128, 8), rival)}
-    assert all(row.ratio_to_rival == 1 for row in rows if row.who == rival)
-
-
-def test_routings_spread_every_row() -> None:
-    assert rows_of_experts("even", 96, 8) == [12] * 8
-    assert sorted(rows_of_experts("even", 10, 4)) == [2, 2, 3, 3]
-    counts = sorted(rows_of_experts("Zipf", 1000, 4))
-    assert sum(counts) == 1000
-    assert counts == [120, 160, 240, 480]
-
-
-@pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("op", ["grouped_gemm_forward", "grouped_gemm_glu_forward", "grouped_gemm_wgrad_forward"])
-def test_every_grouped_contender_here_is_right(op: str, routing: str) -> None:
-    case = GroupedCase(Shape("tiny", 64, 32, experts=3), 70, routing, "bfloat16", "cpu", 2)
-    found = grouped_contenders(op, case, None)
-    assert [objection(case, contender) for contender in found] == [None] * len(found)
-
-
-def test_jax_contenders_are_right_and_wait_for_their_results() -> None:
-    case = GroupedCase(Shape("tiny", 64, 32, experts=3), 70, "Zipf", "float32", "cpu", 1)
-    found = jax_contenders(case, None)
-    assert [contender.who for contender in found] == ["cudnn-fe in JAX", "jax.lax.ragged_dot"]
-    assert all(contender.on_host for contender in found)
-    assert [objection(case, contender) for contender in found] == [None, None]
-
-
-def test_a_wrong_expert_is_not_timed() -> None:
-    case = GroupedCase(Shape("tiny", 64, 32, experts=3), 70, "even", "bfloat16", "cpu", 1)
-    right = grouped_contenders("grouped_gemm_wgrad_forward", case, None)[0]
-    wrong = Contender("x", lambda index: right.run(index).flip(0), "gradient")
-    assert "it is wrong" in str(objection(case, wrong))
 
 
 def test_a_legacy_name_means_the_op() -> None:

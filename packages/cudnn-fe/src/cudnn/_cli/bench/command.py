@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-# Shapes and contenders here; other ops bring their own.
-GROUPED = ("grouped_gemm_forward", "grouped_gemm_glu_forward", "grouped_gemm_wgrad_forward")
-GEMMS = ("gemm_swiglu_forward", "matmul", *GROUPED)
+GEMMS = ("gemm_swiglu_forward", "matmul")  # shapes and contenders here; other ops bring their own
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -125,25 +123,14 @@ def _memory_plan(
 
 
 def _gemm_plan(op: Op, m: str, model: str, kind: str, cuda: bool, rounds: int, backend: str | None) -> Plan:
-    from cudnn._cli.bench.shapes import (
-        CPU_EXPERTS,
-        CPU_ROWS,
-        CPU_SHAPES,
-        EXPERT_SHAPES,
-        MODEL_SHAPES,
-        ROWS,
-        SQUARE_SHAPES,
-        Shape,
-    )
+    from cudnn._cli.bench.shapes import CPU_ROWS, CPU_SHAPES, MODEL_SHAPES, ROWS, SQUARE_SHAPES, Shape
     from cudnn._cli.bench.torch_suite import Plan
 
     kind = kind or ("bfloat16" if cuda else "float32")
     if kind not in DTYPES:
         raise OptionError("--dtype", got=repr(kind), wanted=f"one of {', '.join(DTYPES)}", remedy="choose one")
     shapes: tuple[Shape, ...] = MODEL_SHAPES if cuda else CPU_SHAPES
-    if op.name in GROUPED:
-        shapes = EXPERT_SHAPES if cuda else CPU_EXPERTS
-    elif cuda and op.name == "matmul":
+    if cuda and op.name == "matmul":
         shapes = SQUARE_SHAPES + shapes
     rows = _numbers(m) or (ROWS if cuda else CPU_ROWS)
     shapes = tuple(replace(s, rows=()) if m else s for s in shapes if model.lower() in s.name.lower())
@@ -163,10 +150,9 @@ def _case_table(rows: list[BenchRow]) -> Table:
     extents = ", ".join(str(extent) for extent in rows[0].shape)
     if rows[0].rate_unit == "TFLOP/s":
         extents = ", ".join(f"{name} {extent}" for name, extent in zip("MNK", rows[0].shape, strict=False))
-        extents += f", {rows[0].shape[3]} experts" if rows[0].shape[3] > 1 else ""
-    rivals = dict.fromkeys(row.rival or "rival" for row in rows)
-    columns = ["who", "does", "time", rows[0].rate_unit, "of ceiling", f"x {' or '.join(rivals)}"]
-    clocked = any(row.sm_clock_mhz is not None for row in rows)
+    rate, rival = rows[0].rate_unit, rows[0].rival or "rival"
+    columns = ["who", "does", "time", rate, "of ceiling", f"x {rival}"]
+    clocked = rows[0].sm_clock_mhz is not None
     cells = [
         [
             f"[bold]{row.who}[/]" if row.who.startswith("cudnn-fe") else row.who,

@@ -16,8 +16,7 @@ from cudnn_fe.core.dtypes import dtype
 
 __all__ = ["Case", "Contender", "contenders"]
 
-Computes = Literal["product", "activation", "gradient"]
-_CHECKED_ROWS = 64  # float64 products of every row would take longer than the benchmark
+Computes = Literal["product", "activation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +25,15 @@ class Contender:
 
     Attributes:
         who: Its name in the table.
-        run: Computes operand set ``index`` and returns the (M, N) product, the (M, N/2) activation, or the (L, N, K)
-            gradient of the weights.
-        computes: Which of them.
+        run: Computes operand set ``index`` and returns the (M, N) product or the (M, N/2) activation.
+        computes: Which of the two.
         ours: Whether it is this project's.
-        on_host: Whether it waits for its result and is timed by the host's clock, as JAX is, whose stream is its own.
     """
 
     who: str
     run: Callable[[int], Tensor]
     computes: Computes
     ours: bool = False
-    on_host: bool = False
 
 
 class Case:
@@ -63,26 +59,9 @@ class Case:
         self.b = [matrix(shape.n, shape.k, shape.k**-0.5) for _ in range(sets)]
 
     @property
-    def label(self) -> str:
-        """For people."""
-        return f"{self.shape.name}, M {self.m}"
-
-    def checked(self, result: Tensor, computes: Computes) -> Tensor:
-        """The part of a result that is compared."""
-        del computes
-        return result[self._rows()]
-
-    def exact(self, computes: Computes) -> Tensor:
-        """The same part of the first operand set's result, in float64."""
-        product = self.a[0][self._rows()].double() @ self.b[0].double().T
-        if computes == "product":
-            return product
-        value, gate = product.view(len(product), -1, 2, 32).unbind(2)
-        activated: Tensor = value * torch.nn.functional.silu(gate)
-        return activated.flatten(1)
-
-    def _rows(self) -> Tensor:
-        return torch.linspace(0, self.m - 1, min(self.m, _CHECKED_ROWS), device=self.a[0].device).long()
+    def operand_bytes(self) -> int:
+        """Bytes of one set."""
+        return sum(x.numel() * x.element_size() for x in (self.a[0], self.b[0]))
 
     @cached_property
     def b_halves(self) -> list[Tensor]:

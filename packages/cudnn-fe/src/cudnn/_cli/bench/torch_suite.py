@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import torch
 
 from cudnn._cli.bench.machine import device_name, versions
 from cudnn._cli.bench.rows import BenchRow
-from cudnn._cli.bench.shapes import ROUTINGS, Shape
+from cudnn._cli.bench.shapes import Shape
 from cudnn._cli.bench.timing import Timing, rotation, time_alternating
 from cudnn._cli.bench.torch_ceiling import gemm_ceiling
 from cudnn._cli.bench.torch_contenders import Case, Contender, contenders
-from cudnn._cli.bench.torch_grouped import GroupedCase, grouped_contenders
 from cudnn._cli.bench.torch_verify import objection
 from cudnn._cli.serving import devices, sample_problem, serving
 from cudnn_fe.core.dtypes import dtype
@@ -27,31 +25,7 @@ __all__ = ["Plan", "measure"]
 RIVALS = {
     "matmul": ("cuBLAS", "torch matmul", "QuACK"),
     "gemm_swiglu_forward": ("torch.compile", "torch eager", "QuACK"),
-    "grouped_gemm_forward": ("torch._grouped_mm", "torch loop"),
-    "grouped_gemm_glu_forward": ("torch.compile", "torch eager"),
-    "grouped_gemm_wgrad_forward": ("torch._grouped_mm", "torch loop"),
 }
-_JAX_RIVAL = "jax.lax.ragged_dot"
-_WHOLE = {
-    "matmul": "product",
-    "gemm_swiglu_forward": "activation",
-    "grouped_gemm_forward": "product",
-    "grouped_gemm_glu_forward": "activation",
-    "grouped_gemm_wgrad_forward": "gradient",
-}
-
-
-class Work(NamedTuple):
-    """One case: a weight, M, and in a mixture how the rows are spread."""
-
-    shape: Shape
-    m: int
-    routing: str
-
-    @property
-    def name(self) -> str:
-        """Model, layer and routing."""
-        return f"{self.shape.name}, {self.routing}" if self.routing else self.shape.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +51,9 @@ class Plan:
     backend: str | None
 
     @property
-    def cases(self) -> list[Work]:
-        """Every shape with every M and routing."""
-        return [
-            Work(shape, m, routing)
-            for shape in self.shapes
-            for m in shape.rows or self.rows
-            for routing in (ROUTINGS if shape.experts else ("",))
-        ]
+    def cases(self) -> list[tuple[Shape, int]]:
+        """Every shape with every M."""
+        return [(shape, m) for shape in self.shapes for m in shape.rows or self.rows]
 
 
 def measure(plan: Plan, say: Callable[[str], None]) -> Iterator[list[BenchRow]]:
@@ -95,60 +64,49 @@ def measure(plan: Plan, say: Callable[[str], None]) -> Iterator[list[BenchRow]]:
         torch.set_num_threads(1)  # with more, other work on the machine decides the times
     try:
         ceiling = gemm_ceiling(plan.kind, plan.cuda)
-        for work in plan.cases:
-            yield _measure_case(plan, work, ceiling, say)
+        for shape, m in plan.cases:
+            yield _measure_case(plan, shape, m, ceiling, say)
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.set_num_threads(threads)
 
 
-def _measure_case(plan: Plan, work: Work, ceiling: tuple[float, str], say: Callable[[str], None]) -> list[BenchRow]:
-    case, found = _case(plan, work)
+def _measure_case(
+    plan: Plan, shape: Shape, m: int, ceiling: tuple[float, str], say: Callable[[str], None]
+) -> list[BenchRow]:
+    sets = rotation((m + shape.n) * shape.k * dtype(plan.kind).itemsize)
+    case = Case(shape, m, plan.kind, "cuda" if plan.cuda else "cpu", sets)
     admitted = []
-    for contender in found:
+    for contender in contenders(plan.op.name, case, plan.backend):
         reason = objection(case, contender)
         if reason is None:
             admitted.append(contender)
         else:
-            say(f"{contender.who} is not timed at {case.label}: {reason}")
-    rows = []
-    for on_host in (False, True):
-        group = [contender for contender in admitted if contender.on_host == on_host]
-        if group:
-            calls = [contender.run for contender in group]
-            timings = time_alternating(calls, len(case.a), rounds=plan.rounds, cuda=plan.cuda and not on_host)
-            rows += _rows(plan, work, list(zip(group, timings, strict=True)), ceiling)
-    return rows
+            say(f"{contender.who} is not timed at {shape.name}, M {m}: {reason}")
+    if not admitted:
+        return []
+    timings = time_alternating([c.run for c in admitted], sets, rounds=plan.rounds, cuda=plan.cuda)
+    return _rows(plan, shape, m, list(zip(admitted, timings, strict=True)), ceiling)
 
 
-def _case(plan: Plan, work: Work) -> tuple[Case | GroupedCase, list[Contender]]:
-    """The operands, and who takes part."""
-    shape, m, routing = work
-    where = "cuda" if plan.cuda else "cpu"
-    sets = rotation((m + shape.n * max(shape.experts, 1)) * shape.k * dtype(plan.kind).itemsize)
-    if shape.experts:
-        grouped = GroupedCase(shape, m, routing, plan.kind, where, sets)
-        return grouped, grouped_contenders(plan.op.name, grouped, plan.backend)
-    case = Case(shape, m, plan.kind, where, sets)
-    return case, contenders(plan.op.name, case, plan.backend)
-
-
-def _rows(plan: Plan, work: Work, timed: list[tuple[Contender, Timing]], ceiling: tuple[float, str]) -> list[BenchRow]:
-    shape, m, _ = work
+def _rows(
+    plan: Plan, shape: Shape, m: int, timed: list[tuple[Contender, Timing]], ceiling: tuple[float, str]
+) -> list[BenchRow]:
     times = {contender.who: timing.microseconds for contender, timing in timed}
-    rival = next((name for name in (*RIVALS[plan.op.name], _JAX_RIVAL) if name in times), "")
+    rival = next((name for name in RIVALS[plan.op.name] if name in times), "")
     flops = 2 * m * shape.n * shape.k
+    whole = "product" if plan.op.name == "matmul" else "activation"
     rows = []
     for contender, timing in timed:
         rate = flops / timing.microseconds / 1e6
         rows.append(
             BenchRow(
                 op=plan.op.name,
-                shape_name=work.name,
-                shape=(m, shape.n, shape.k, shape.experts or 1),
+                shape_name=shape.name,
+                shape=(m, shape.n, shape.k, 1),
                 dtype=plan.kind,
                 who=f"{contender.who} ({_backend(plan, shape, m)})" if contender.ours else contender.who,
-                does="op" if contender.computes == _WHOLE[plan.op.name] else "GEMM alone",
+                does="op" if contender.computes == whole else "GEMM alone",
                 microseconds=round(timing.microseconds, 2),
                 rate=round(rate, 4),
                 rate_unit="TFLOP/s",

@@ -12,6 +12,7 @@ _LEGACY, _CLASSES = "cudnn_fe.grouped.legacy", "cudnn_fe.grouped.classes"
 _OPS = (
     "unfused.op:FORWARD",
     "glu.op:FORWARD",
+    "glu_gradient.op:GLU_GRADIENT",
     "glu_scaled.op:SCALED",
     "dglu.op:BACKWARD",
     "wgrad.op:WGRAD",

@@ -27,6 +27,9 @@ from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.streams import torch_stream
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, pointer_of, refuse_overlap, spec_of
 
+if TYPE_CHECKING:
+    from cudnn_fe.core.torch import TorchPlan
+
 __all__ = ["OpClass"]
 
 Launch = Callable[..., None]
@@ -96,9 +99,16 @@ class OpClass:
             launch = _free_launch(self.op, self._problem, self._outputs, self._free)
         elif self._problem.device.startswith("cuda"):
             choice = choose(self.op, self._problem)
-            if choice.kernel is not None:
-                function = compiled(choice.kernel.module, choice.spec, device(self._problem.device).arch)
-            launch = _cuda_launch(self.op, self._problem, function, specs, wanted)
+            kernel, plan = choice.kernel, None
+            if kernel is not None and (kernel.scratch or self._problem.accumulates or not all(wanted)):
+                from cudnn_fe.core.torch import (
+                    TorchPlan,
+                )  # allocates what the kernel wants and the caller does not give
+
+                plan = TorchPlan(self.op, self._problem, None)
+            elif kernel is not None:
+                function = compiled(kernel.module, choice.spec, device(self._problem.device).arch)
+            launch = _cuda_launch(self.op, self._problem, function or plan, specs, wanted)
         else:
             launch = _reference_launch(self.op, self._problem, specs, wanted)
         arrange = type(self)._arrange
@@ -203,9 +213,13 @@ def _present(inputs: tuple[Any, ...], specs: list[TensorSpec], outputs: tuple[An
 
 
 def _cuda_launch(
-    op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec], wanted: tuple[bool, ...]
+    op: Op, problem: Problem, how: Launch | TorchPlan | None, specs: list[TensorSpec], wanted: tuple[bool, ...]
 ) -> Launch:
-    """Launch on torch tensors, or on anything else with DLPack, after checks against the samples."""
+    """Launch on torch tensors, or on anything else with DLPack, after checks against the samples.
+
+    ``how`` is the compiled function, a plan where results take more than the caller's buffers, or None for the
+    reference.
+    """
     import torch  # TVM-FFI takes its stream from torch
 
     index = int(problem.device.partition(":")[2])
@@ -220,11 +234,18 @@ def _cuda_launch(
         _check_overlap(tensors, specs, input_count)
 
     def start(tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> None:
-        if function is None:
+        if how is None:
             _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars, wanted)
-            return
-        with torch.cuda.device(index):
-            function(*tensors, *scalars)
+        elif callable(how):
+            with torch.cuda.device(index):
+                how(*tensors, *scalars)
+        else:
+            given = iter(tensors)
+            operands = tuple([None if spec is None else next(given) for spec in problem.inputs])
+            outs = tuple([next(given) if there else None for there in wanted])
+            outputs = how.place(operands, outs)
+            how.run(operands, outputs, scalars)
+            how.fold(operands, outputs, outs)
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         tensors = _present(inputs, specs, outputs)

@@ -71,6 +71,8 @@ from cudnn_fe.attention.nvfp4_qat.legacy import Nvfp4AttentionQatBackward as Nvf
 from cudnn_fe.attention.sdpa import sdpa_backward as sdpa_backward
 from cudnn_fe.attention.sdpa.compact_gqa import CompactGqaBackward as CompactGqaBackward
 from cudnn_fe.attention.sdpa.compact_gqa import compact_gqa_backward as compact_gqa_backward
+from cudnn_fe.core.block_scale import block_scale_dequantize as block_scale_dequantize
+from cudnn_fe.core.block_scale import block_scale_quantize as block_scale_quantize
 from cudnn_fe.gemm.amax import gemm_amax_forward as gemm_amax_forward
 from cudnn_fe.gemm.amax import gemm_amax_jax_forward as gemm_amax_jax_forward
 from cudnn_fe.gemm.dsrelu import gemm_srelu_backward as gemm_srelu_backward

@@ -14,8 +14,7 @@ _NAMES = {
         "gemm_swiglu_forward gemm_swiglu_jax_backward gemm_swiglu_jax_forward gemm_swiglu_jax_sm100 "
         "gemm_swiglu_scaled_forward gemm_swiglu_wrapper_sm100 "
         "mhc_projection_backward gemm.mhc_projection_backward gemm.MhcProjectionBackward "
-        "gemm_proj_rope_mxfp8_forward ops.nvfp4_block_scale_dequantize "
-        "ops.nvfp4_block_scale_quantize"
+        "gemm_proj_rope_mxfp8_forward"
     ),
     "cudnn-fe-grouped": (
         "DiscreteGroupedGemmDswigluSm100 DiscreteGroupedGemmSwigluSm100 GroupedGemmDgluSm100 "

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
-
-import jax
 
 from cudnn_fe.attention.linear import kimi_delta_attention_backward, kimi_delta_attention_forward
 from cudnn_fe.core.errors import OptionError
-from cudnn_fe.core.jax import as_jax
 
 __all__ = [
     "KdaGradients",
@@ -33,7 +31,6 @@ class KdaGradients(NamedTuple):
     d_dt_bias: Any
 
 
-@jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class KdaResidual:
     """What the backward needs: a pytree whose options are static.
@@ -58,7 +55,17 @@ class KdaResidual:
         return cls(tuple(operands), *rest)
 
 
+@cache
+def _register_residual() -> None:
+    """Make JAX know the residual; not at import, so that the names resolve where JAX is not installed."""
+    import jax
+
+    jax.tree_util.register_pytree_node_class(KdaResidual)
+
+
 def _arrays(**given: Any) -> dict[str, Any]:
+    from cudnn_fe.core.jax import as_jax
+
     return {name: None if x is None else as_jax(name, x) for name, x in given.items()}
 
 
@@ -206,6 +213,7 @@ def kimi_delta_attention_forward_jax(
         **options,
     )
     arrays = _arrays(q=q, k=k, v=v, g=g, beta=beta, cu_seqlens=cu_seqlens, **states)
+    _register_residual()
     return o, final, KdaResidual(tuple(arrays.values()), tuple(options.items()), output_final_state)
 
 
@@ -233,10 +241,11 @@ def kimi_delta_attention_backward_jax(
             remedy="pass output_final_state=True to the forward",
         )
     names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "a_log", "dt_bias")
+    given = _arrays(doutput=doutput, d_final_state=d_final_state)
     grads = kimi_delta_attention_backward(
         **dict(zip(names, residual.operands, strict=True)),
-        do=as_jax("doutput", doutput),
-        d_final_state=None if d_final_state is None else as_jax("d_final_state", d_final_state),
+        do=given["doutput"],
+        d_final_state=given["d_final_state"],
         **dict(residual.options),
     )
     return KdaGradients(*grads)

@@ -116,6 +116,20 @@ def test_module_paths_of_attention(path: str) -> None:
     assert getattr(cudnn, path.split(".", 1)[0]) is importlib.import_module(f"cudnn.{path.split('.', 1)[0]}")
 
 
+def test_linear_attention_and_its_shims_by_their_module_paths() -> None:
+    """Importing the shims imports neither flash-linear-attention nor the kernel compiler."""
+    from cudnn.fla import gated_delta_rule, kda
+    from cudnn.linear_attention import ops
+
+    assert ops.gated_delta_net is cudnn.linear_attention.gated_delta_net is cudnn.gated_delta_net_forward
+    assert cudnn.fla.gated_delta_rule is gated_delta_rule
+    assert cudnn.fla.last_path() is None
+    assert kda.last_path() is None
+    assert not cudnn.fla.is_accelerated()
+    loaded = set(run("import sys, cudnn.fla; print(*sys.modules)").split())
+    assert not loaded & {"fla", "torch", "jax", "cutlass", "tvm_ffi"}
+
+
 BLOCKED = """
 import sys
 class Block:

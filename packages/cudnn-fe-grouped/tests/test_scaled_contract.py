@@ -13,9 +13,10 @@ import torch
 import cudnn_fe.grouped
 from cudnn_fe.core.errors import CudnnFeError
 from cudnn_fe.core.op import resolve
-from cudnn_fe.grouped.classes import GroupedGemmGluSm100
+from cudnn_fe.grouped.classes import GroupedGemmDgluSm100, GroupedGemmGluSm100
 from cudnn_fe.grouped.classes_scaled import (
     DiscreteGroupedGemmSwigluSm100,
+    GroupedGemmDsreluSm100,
     GroupedGemmQuantSm100,
     GroupedGemmSreluSm100,
     GroupedGemmSwigluSm100,
@@ -115,7 +116,45 @@ def test_fp4_weights_lie_along_k() -> None:
         grouped.grouped_gemm_srelu_forward(**v)
 
 
+def backward(**changes: Any) -> Changes:
+    v = Case("mxfp8_e4m3", 64).wrapped("numpy")
+    more = {"c_tensor": np.ones((140, 128), np.float32), "beta_tensor": np.ones(3, np.float32), "sf_vec_size": 32}
+    return v | more | {"d_dtype": "float8_e4m3fn"} | changes
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("grouped_gemm_swiglu_backward", {"d_dtype": None}, "d_dtype: got bfloat16, wanted float8_e4m3fn or"),
+        ("grouped_gemm_swiglu_backward", {"prob_tensor": None}, "prob_tensor: got None"),
+        ("grouped_gemm_swiglu_backward", {"c_tensor": np.ones((140, 64), np.float32)}, "c_tensor: got"),
+        ("grouped_gemm_swiglu_backward", {"beta_tensor": np.ones(2, np.float32)}, "beta_tensor: got"),
+        ("grouped_gemm_swiglu_backward", {"epilogue_op": "gelu"}, "epilogue_op: got 'gelu'"),
+        ("grouped_gemm_swiglu_backward", {"norm_const_tensor": None}, "norm_const_tensor: got None"),
+        ("grouped_gemm_swiglu_backward", {"dprob_tensor_buf": np.ones(3, np.float32)}, "dprob_tensor: got shape"),
+        ("grouped_gemm_glu_backward", {"act_func": "swiglu"}, "act_func: got 'swiglu'"),
+        ("grouped_gemm_glu_backward", {"round_dgrad_to_input_dtype": True}, "round_dgrad_to_input_dtype"),
+        ("grouped_gemm_glu_backward", {"activation_tensor": np.ones((140, 64))}, "activation_tensor: got a value"),
+        ("grouped_gemm_glu_backward", {"act_func": "dsituglu", "situ_beta2": -1.0}, "situ_beta2: got -1.0"),
+        ("grouped_gemm_srelu_backward", {"c_tensor": None}, "c_tensor: got None"),
+        ("grouped_gemm_srelu_backward", {"tanh_clamp_scale": float("nan")}, "tanh_clamp_scale: got nan"),
+    ],
+)
+def test_backward_refuses(name: str, changes: Changes, message: str) -> None:
+    v = backward(**changes)
+    if "srelu" in name:
+        del v["beta_tensor"]
+        v["c_tensor"] = v["c_tensor"] if v["c_tensor"] is None else np.ones((140, 64), np.float32)
+    if "glu_b" in name and "swiglu" not in name:
+        v["dprob_tensor"] = None
+    with pytest.raises(ValueError, match=message):
+        getattr(grouped, name)(**v)
+
+
 WRAPPERS = {
+    "grouped_gemm_dswiglu_wrapper_sm100": "grouped_gemm_swiglu_backward",
+    "grouped_gemm_dsrelu_wrapper_sm100": "grouped_gemm_srelu_backward",
+    "discrete_grouped_gemm_dswiglu_wrapper_sm100": "discrete_grouped_gemm_swiglu_backward",
     "grouped_gemm_swiglu_wrapper_sm100": "grouped_gemm_swiglu_forward",
     "grouped_gemm_srelu_wrapper_sm100": "grouped_gemm_srelu_forward",
     "grouped_gemm_quant_wrapper_sm100": "grouped_gemm_quant_forward",
@@ -244,3 +283,69 @@ def test_jax_entries_under_jit() -> None:
     assert not np.array_equal(
         np.asarray(other["c_tensor"][:128]).view(np.uint16), np.asarray(out["c_tensor"][:128]).view(np.uint16)
     )
+
+
+def test_backward_classes_add_to_what_their_buffers_hold() -> None:
+    case = Case("mxfp8_e4m3", 64)
+    v = case.wrapped("torch")
+    kind, e8m0, m = torch.float8_e4m3fn, torch.float8_e8m0fnu, case.m
+    c = torch.ones(m, 64)
+    values = {name: torch.zeros(m, 64, dtype=torch.uint8).view(kind) for name in ("d_row", "d_col", "d_srelu")}
+    scales = {
+        "sfd_row": torch.zeros(1, 2, 1, 32, 4, 4, dtype=torch.uint8).view(e8m0),
+        "sfd_col": torch.zeros(1, 1, 2, 32, 4, 4, dtype=torch.uint8).view(e8m0),
+        "sfd_col_d_srelu": torch.zeros(1, 1, 2, 32, 4, 4, dtype=torch.uint8).view(e8m0),
+    }
+    dprob, dbias = torch.ones(m, 1, 1), torch.ones(3, 64, 1, dtype=torch.bfloat16)
+    shared = {name: v[f"{name}_tensor"] for name in ("a", "b", "sfa", "sfb", "alpha", "prob", "norm_const")}
+    shared |= {"c": c, "padded_offsets": v["padded_offsets"], "dprob": dprob, "dbias": dbias}
+    every = shared | values | scales
+    made = GroupedGemmDsreluSm100(**{f"sample_{name}": x for name, x in every.items()}, sf_vec_size=32)
+    made.compile()
+    made.execute(**{name if name == "padded_offsets" else f"{name}_tensor": x for name, x in every.items()})
+    wanted = grouped.grouped_gemm_srelu_backward(**v, c_tensor=c, generate_dbias=True, d_dtype=kind, sf_vec_size=32)
+    assert torch.equal(dprob[:, 0, 0][:137], 1 + wanted["dprob_tensor"][:137])
+    assert (dprob[137:] == 1).all()
+    assert torch.equal(dbias, 1 + wanted["dbias_tensor"])
+    for name in ("d_row", "d_srelu", "sfd_col_d_srelu"):
+        assert torch.equal(every[name].view(torch.uint8), wanted[f"{name}_tensor"].view(torch.uint8))
+    stubborn = GroupedGemmDsreluSm100(
+        **{f"sample_{name}": x for name, x in every.items()}, sf_vec_size=32, deterministic=True
+    )
+    with pytest.raises(NotImplementedError, match="sums have a fixed order"):
+        stubborn.check_support()
+
+
+def test_unified_dglu_class_takes_both_modes() -> None:
+    case = Case("mxfp4", 64)
+    v = case.wrapped("torch")
+    c, d, dprob = torch.ones(case.m, 128), torch.zeros(case.m, 128, dtype=torch.float16), torch.zeros(case.m)
+    amax = torch.full((3, 2, 1), -torch.inf)
+    operands = (v["sfa_tensor"], v["padded_offsets"], v["alpha_tensor"], v["alpha_tensor"], v["prob_tensor"], dprob)
+    made = GroupedGemmDgluSm100(
+        v["a_tensor"], c, d, None, *operands, v["b_tensor"], v["sfb_tensor"], sample_amax=amax, sf_vec_size=32
+    )
+    made.compile()
+    made.execute(v["a_tensor"], c, d, None, *operands, v["b_tensor"], v["sfb_tensor"], amax_tensor=amax)
+    wanted = grouped.grouped_gemm_swiglu_backward(
+        **{name: x for name, x in v.items() if name != "norm_const_tensor"}, c_tensor=c, beta_tensor=v["alpha_tensor"],
+        d_dtype="float16", sf_vec_size=32,
+    )  # fmt: skip
+    assert torch.equal(amax, wanted["amax_tensor"])
+    assert torch.equal(d[:137], wanted["d_row_tensor"][:137])
+    with pytest.raises(ValueError, match="b_tensor, b_ptrs: got both or neither"):
+        made.execute(v["a_tensor"], c, d, None, *operands, amax_tensor=amax)
+
+
+def test_workspaces_of_the_vendors_reproducible_sums() -> None:
+    made = GroupedGemmDsreluSm100
+    assert made.dprob_workspace_shape(300, 600) == (300, 3, 1)
+    assert made.dprob_workspace_shape(300, 600, (256, 256), (2, 2)) == (300, 4, 1)
+    assert made.dbias_workspace_shape(300, 600) == (3, 600, 1)
+    slots = torch.arange(6.0).reshape(2, 3, 1)
+    dprob = torch.ones(2, 1, 1)
+    assert made.reduce_dprob_workspace(slots, dprob) is dprob
+    assert dprob[:, 0, 0].tolist() == [4.0, 13.0]
+    blocks = torch.tensor([[[1.0]], [[2.0]], [[4.0]]], dtype=torch.bfloat16)
+    ends = torch.tensor([128, 128, 384], dtype=torch.int32)
+    assert made.reduce_dbias_workspace(blocks, ends)[:, 0, 0].tolist() == [1.0, 0.0, 6.0]

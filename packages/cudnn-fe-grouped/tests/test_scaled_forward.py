@@ -11,18 +11,13 @@ import torch
 import cudnn_fe.grouped
 from cudnn_fe_testkit.moe import halves, sigmoid
 from cudnn_fe_testkit.scaled_gemm import KINDS, numbers
-from cudnn_fe_testkit.scaled_moe import Case, check_quantised, plain_scales
+from cudnn_fe_testkit.scaled_moe import Case, check_results, raw
 
 grouped: Any = cudnn_fe.grouped  # operands are handed over by name
 N = 192
 KEYS = ["c_tensor", "d_tensor", "d_col_tensor", "amax_tensor", "sfd_row_tensor", "sfd_col_tensor"]
 FORMATS = [("numpy", kind) for kind in KINDS] + [("torch", "mxfp8_e4m3"), ("torch", "nvfp4"), ("jax", "mxfp8_e5m2")]
 formats = pytest.mark.parametrize(("framework", "kind"), FORMATS)
-
-
-def raw(x: Any) -> Any:
-    """The bytes of an array of any framework, as NumPy's."""
-    return np.asarray(x.view(torch.uint8)) if isinstance(x, torch.Tensor) else np.asarray(x).view(np.uint8)
 
 
 def options_of(case: Case) -> dict[str, Any]:
@@ -39,30 +34,6 @@ def activated(act: str, x: Any) -> Any:
         return 4 * 25 * np.tanh(gate / 4) * sigmoid(gate) * np.tanh(up / 25)
     gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
     return sigmoid(1.702 * gate) * gate * (up + 1)
-
-
-def check_results(case: Case, out: Any, wanted: Any, bound: Any, d_dtype: str) -> None:
-    """D by rows and by columns, its scales, and amax, against values that err by ``bound``."""
-    keep = case.inside[:, None]
-    wanted, bound = np.where(keep, wanted, 0.0), np.where(keep, bound, 0.0)
-    width, norm = wanted.shape[1], float(case.norm[0])
-    if out["sfd_row_tensor"] is None:
-        step = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}[d_dtype]
-        assert (np.abs(numbers(out["d_tensor"]) - wanted) <= bound + step * (np.abs(wanted) + bound) + 1e-30).all()
-        assert out["d_col_tensor"] is None
-        assert out["sfd_col_tensor"] is None
-    else:
-        rows = plain_scales(raw(out["sfd_row_tensor"]), case.m, -(-width // 32))
-        columns = plain_scales(raw(out["sfd_col_tensor"]), width, -(-case.m // 32))
-        check_quantised(numbers(out["d_tensor"]), rows, wanted, bound, norm, d_dtype)
-        check_quantised(numbers(out["d_col_tensor"]).T, columns, wanted.T, bound.T, norm, d_dtype)
-    assert (out["amax_tensor"] is None) == (d_dtype not in ("bfloat16", "float16"))
-    if out["amax_tensor"] is not None:
-        begins = np.concatenate(([0], case.ends[:-1]))
-        for found, begin, end in zip(numbers(out["amax_tensor"])[:, 0], begins, case.ends, strict=True):
-            slack = bound[begin:end].max(initial=0.0)
-            largest = np.abs(wanted[begin:end]).max(initial=-np.inf)
-            assert found == largest or abs(found - largest) <= slack * (1 + 2.0**-20)
 
 
 @formats

@@ -10,9 +10,9 @@ import numpy as np
 from cudnn_fe.core.block_scale import BlockFormat, quantize, swizzle_scales
 from cudnn_fe.core.codecs import from_codes, pack_fp4
 from cudnn_fe_testkit.moe import ends_of, of_rows, products
-from cudnn_fe_testkit.scaled_gemm import KINDS, wrap
+from cudnn_fe_testkit.scaled_gemm import KINDS, numbers, wrap
 
-__all__ = ["Case", "check_quantised", "plain_scales"]
+__all__ = ["Case", "check_quantised", "check_results", "plain_scales", "raw"]
 
 K = 96  # three blocks of 32, six of 16: neither fills an atom of four
 ROUTES = {
@@ -124,3 +124,36 @@ def check_quantised(values: Any, scales: Any, wanted: Any, bound: Any, norm: flo
     finest = {"float8_e4m3fn": (2.0**-4, 2.0**-10), "float8_e5m2": (2.0**-3, 2.0**-17)}.get(kind, (2.0**-8, 0.0))
     step = finest[0] * (np.abs(wanted) + bound) + finest[1] * wide
     assert (np.abs(values * wide - wanted) <= step * (1 + 2.0**-20) + bound + 1e-30).all()
+
+
+def raw(x: Any) -> Any:
+    """The bytes of an array of any framework, as NumPy's."""
+    if hasattr(x, "untyped_storage"):
+        import torch
+
+        x = x.view(torch.uint8)
+    return np.asarray(x).view(np.uint8)
+
+
+def check_results(case: Case, out: Any, wanted: Any, bound: Any, d_dtype: str, name: str = "d_tensor") -> None:
+    """Asserts D by rows and by columns, its scales, and amax, against values that err by ``bound``."""
+    keep = case.inside[:, None]
+    wanted, bound = np.where(keep, wanted, 0.0), np.where(keep, bound, 0.0)
+    width, norm = wanted.shape[1], float(case.norm[0])
+    if out["sfd_row_tensor"] is None:
+        step, least = {"bfloat16": (2.0**-8, 1e-30), "float16": (2.0**-11, 2.0**-25)}.get(d_dtype, (2.0**-24, 1e-30))
+        assert (np.abs(numbers(out[name]) - wanted) <= bound + step * (np.abs(wanted) + bound) + least).all()
+        assert out["d_col_tensor"] is None
+        assert out["sfd_col_tensor"] is None
+    else:
+        rows = plain_scales(raw(out["sfd_row_tensor"]), case.m, -(-width // 32))
+        columns = plain_scales(raw(out["sfd_col_tensor"]), width, -(-case.m // 32))
+        check_quantised(numbers(out[name]), rows, wanted, bound, norm, d_dtype)
+        check_quantised(numbers(out["d_col_tensor"]).T, columns, wanted.T, bound.T, norm, d_dtype)
+    assert (out["amax_tensor"] is None) == (d_dtype not in ("bfloat16", "float16"))
+    if out["amax_tensor"] is not None and out["amax_tensor"].ndim == 2:
+        begins = np.concatenate(([0], case.ends[:-1]))
+        for found, begin, end in zip(numbers(out["amax_tensor"])[:, 0], begins, case.ends, strict=True):
+            slack = bound[begin:end].max(initial=0.0)
+            largest = np.abs(wanted[begin:end]).max(initial=-np.inf)
+            assert found == largest or abs(found - largest) <= slack * (1 + 2.0**-20)

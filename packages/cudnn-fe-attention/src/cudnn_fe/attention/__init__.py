@@ -35,6 +35,12 @@ from cudnn_fe.attention.flex import (
 )
 from cudnn_fe.attention.hca import aligned_hca_backward
 from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
+from cudnn_fe.attention.linear import (
+    gated_delta_net_backward,
+    gated_delta_net_forward,
+    kimi_delta_attention_backward,
+    kimi_delta_attention_forward,
+)
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
@@ -75,8 +81,12 @@ __all__ = [
     "flex_attention_backward",
     "flex_attention_forward",
     "flex_attn_func",
+    "gated_delta_net_backward",
+    "gated_delta_net_forward",
     "hstu_attention_backward",
     "hstu_attention_forward",
+    "kimi_delta_attention_backward",
+    "kimi_delta_attention_forward",
     "nsa_compression_attention_forward",
     "nsa_selection_attention_forward",
     "nsa_sliding_window_attention_forward",

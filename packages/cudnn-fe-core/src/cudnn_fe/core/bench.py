@@ -1,4 +1,4 @@
-"""What an op that memory bounds tells `cudnn-fe bench`: its cases, and who can compute them."""
+"""What an op tells `cudnn-fe bench`: its cases, and who can compute them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class MemoryCase:
-    """A call whose time is that of its bytes.
+    """A call whose time is that of its bytes, or of its products where it names them.
 
     Attributes:
         name: The model and layer that has it, or its extents.
@@ -40,6 +40,7 @@ class MemoryCase:
         allowed: Relative RMS by which a result may differ from the definition's: roundings of the narrowest format.
         entrants: Called as ``entrants(device, sets, backend)``: who takes part with so many sets of operands, this
             project first, by the backend of that name.
+        flops: Of its products, which rate it then; 0 where its bytes do.
     """
 
     name: str
@@ -48,3 +49,4 @@ class MemoryCase:
     nbytes: int
     allowed: float
     entrants: Callable[[str, int, str | None], Sequence[Entrant]]
+    flops: int = 0

@@ -20,7 +20,12 @@ Bound = tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]
 
 _POINTERS_OF = {"b_tensor": "b_ptrs", "sfb_tensor": "sfb_ptrs"}
 _POINTERS = tuple(_POINTERS_OF.values())
-FREE = dict.fromkeys((*ROWS, *VECTORS), (0,)) | {"sfa_tensor": (0,), "sfd_row_tensor": (1,), "sfd_col_tensor": (2,)}
+FREE = dict.fromkeys((*ROWS, *VECTORS), (0,)) | {
+    "sfa_tensor": (0,),
+    "sfd_row_tensor": (1,),
+    "sfd_col_tensor": (2,),
+    "sfd_col_d_srelu_tensor": (2,),
+}
 """Extents that may differ from the samples' at each call: M."""
 
 

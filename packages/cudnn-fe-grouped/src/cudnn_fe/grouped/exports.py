@@ -19,9 +19,16 @@ _OPS = (
     "quant.op:FORWARD",
     "srelu.op:FORWARD",
     "discrete_swiglu.op:FORWARD",
+    "dglu_scaled.op:BACKWARD",
+    "dswiglu.op:BACKWARD",
+    "dsrelu.op:BACKWARD",
+    "discrete_dswiglu.op:BACKWARD",
 )
 _SWIGLU, _QUANT, _SRELU, _DISCRETE_SWIGLU = (
     f"cudnn_fe.grouped.{name}" for name in ("swiglu", "quant", "srelu", "discrete_swiglu")
+)
+_DSWIGLU, _DSRELU, _DISCRETE_DSWIGLU = (
+    f"cudnn_fe.grouped.{name}" for name in ("dswiglu", "dsrelu", "discrete_dswiglu")
 )
 _SCALED_LEGACY, _SCALED_CLASSES = "cudnn_fe.grouped.legacy_scaled", "cudnn_fe.grouped.classes_scaled"
 
@@ -30,8 +37,11 @@ FAMILY = Family(
     package="cudnn-fe-grouped",
     op_targets=tuple(f"cudnn_fe.grouped.{target}" for target in _OPS),
     exports={
+        "DiscreteGroupedGemmDswigluSm100": f"{_SCALED_CLASSES}:DiscreteGroupedGemmDswigluSm100",
         "DiscreteGroupedGemmSwigluSm100": f"{_SCALED_CLASSES}:DiscreteGroupedGemmSwigluSm100",
         "GroupedGemmDgluSm100": f"{_CLASSES}:GroupedGemmDgluSm100",
+        "GroupedGemmDsreluSm100": f"{_SCALED_CLASSES}:GroupedGemmDsreluSm100",
+        "GroupedGemmDswigluSm100": f"{_SCALED_CLASSES}:GroupedGemmDswigluSm100",
         "GroupedGemmGluSm100": f"{_CLASSES}:GroupedGemmGluSm100",
         "GroupedGemmQuantSm100": f"{_SCALED_CLASSES}:GroupedGemmQuantSm100",
         "GroupedGemmSm100": f"{_CLASSES}:GroupedGemmSm100",
@@ -39,7 +49,11 @@ FAMILY = Family(
         "GroupedGemmSwigluSm100": f"{_SCALED_CLASSES}:GroupedGemmSwigluSm100",
         "GroupedGemmWgradSm100": f"{_CLASSES}:GroupedGemmWgradSm100",
         "WGradInputOrder": f"{_WGRAD}:WGradInputOrder",
+        "discrete_grouped_gemm_dswiglu_jax_sm100": f"{_DISCRETE_DSWIGLU}:discrete_grouped_gemm_swiglu_jax_backward",
+        "discrete_grouped_gemm_dswiglu_wrapper_sm100": f"{_SCALED_LEGACY}:discrete_grouped_gemm_dswiglu_wrapper_sm100",
+        "discrete_grouped_gemm_swiglu_backward": f"{_DISCRETE_DSWIGLU}:discrete_grouped_gemm_swiglu_backward",
         "discrete_grouped_gemm_swiglu_forward": f"{_DISCRETE_SWIGLU}:discrete_grouped_gemm_swiglu_forward",
+        "discrete_grouped_gemm_swiglu_jax_backward": f"{_DISCRETE_DSWIGLU}:discrete_grouped_gemm_swiglu_jax_backward",
         "discrete_grouped_gemm_swiglu_jax_forward": f"{_DISCRETE_SWIGLU}:discrete_grouped_gemm_swiglu_jax_forward",
         "discrete_grouped_gemm_swiglu_jax_sm100": f"{_DISCRETE_SWIGLU}:discrete_grouped_gemm_swiglu_jax_forward",
         "discrete_grouped_gemm_swiglu_wrapper_sm100": f"{_SCALED_LEGACY}:discrete_grouped_gemm_swiglu_wrapper_sm100",
@@ -48,12 +62,17 @@ FAMILY = Family(
         "grouped_gemm_dglu_backward": f"{_DGLU}:grouped_gemm_glu_backward",
         "grouped_gemm_dglu_jax_sm100": f"{_DGLU}:grouped_gemm_glu_jax_backward",
         "grouped_gemm_dglu_wrapper_sm100": f"{_LEGACY}:grouped_gemm_dglu_wrapper_sm100",
+        "grouped_gemm_dsrelu_jax_sm100": f"{_DSRELU}:grouped_gemm_srelu_jax_backward",
+        "grouped_gemm_dsrelu_wrapper_sm100": f"{_SCALED_LEGACY}:grouped_gemm_dsrelu_wrapper_sm100",
+        "grouped_gemm_dswiglu_backward": f"{_DSWIGLU}:grouped_gemm_swiglu_backward",
+        "grouped_gemm_dswiglu_wrapper_sm100": f"{_SCALED_LEGACY}:grouped_gemm_dswiglu_wrapper_sm100",
         "grouped_gemm_forward": f"{_UNFUSED}:grouped_gemm_forward",
         "grouped_gemm_glu_backward": f"{_DGLU}:grouped_gemm_glu_backward",
         "grouped_gemm_glu_forward": f"{_GLU}:grouped_gemm_glu_forward",
         "grouped_gemm_glu_jax_backward": f"{_DGLU}:grouped_gemm_glu_jax_backward",
         "grouped_gemm_glu_jax_forward": f"{_GLU}:grouped_gemm_glu_jax_forward",
         "grouped_gemm_glu_jax_sm100": f"{_GLU}:grouped_gemm_glu_jax_forward",
+        "grouped_gemm_glu_scaled_backward": f"{_DGLU}:grouped_gemm_glu_backward",
         "grouped_gemm_glu_scaled_forward": f"{_GLU}:grouped_gemm_glu_forward",
         "grouped_gemm_glu_wrapper_sm100": f"{_LEGACY}:grouped_gemm_glu_wrapper_sm100",
         "grouped_gemm_jax_forward": f"{_UNFUSED}:grouped_gemm_jax_forward",
@@ -61,10 +80,14 @@ FAMILY = Family(
         "grouped_gemm_quant_forward": f"{_QUANT}:grouped_gemm_quant_forward",
         "grouped_gemm_quant_jax_forward": f"{_QUANT}:grouped_gemm_quant_jax_forward",
         "grouped_gemm_quant_wrapper_sm100": f"{_SCALED_LEGACY}:grouped_gemm_quant_wrapper_sm100",
+        "grouped_gemm_srelu_backward": f"{_DSRELU}:grouped_gemm_srelu_backward",
         "grouped_gemm_srelu_forward": f"{_SRELU}:grouped_gemm_srelu_forward",
+        "grouped_gemm_srelu_jax_backward": f"{_DSRELU}:grouped_gemm_srelu_jax_backward",
         "grouped_gemm_srelu_jax_forward": f"{_SRELU}:grouped_gemm_srelu_jax_forward",
         "grouped_gemm_srelu_wrapper_sm100": f"{_SCALED_LEGACY}:grouped_gemm_srelu_wrapper_sm100",
+        "grouped_gemm_swiglu_backward": f"{_DSWIGLU}:grouped_gemm_swiglu_backward",
         "grouped_gemm_swiglu_forward": f"{_SWIGLU}:grouped_gemm_swiglu_forward",
+        "grouped_gemm_swiglu_jax_backward": f"{_DSWIGLU}:grouped_gemm_swiglu_jax_backward",
         "grouped_gemm_swiglu_jax_forward": f"{_SWIGLU}:grouped_gemm_swiglu_jax_forward",
         "grouped_gemm_swiglu_wrapper_sm100": f"{_SCALED_LEGACY}:grouped_gemm_swiglu_wrapper_sm100",
         "grouped_gemm_wgrad_forward": f"{_WGRAD}:grouped_gemm_wgrad_forward",

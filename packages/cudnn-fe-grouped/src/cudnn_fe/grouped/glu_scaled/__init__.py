@@ -21,21 +21,21 @@ def glu_numbers(
     act_func: Any,
     linear_offset: float | None,
     geglu_alpha: float,
-    high: float,
-    low: float,
-    beta1: float,
-    beta2: float,
+    glu_clamp_max: float,
+    glu_clamp_min: float,
+    situ_beta1: float,
+    situ_beta2: float,
     prefix: str = "",
 ) -> tuple[str, tuple[float, ...]]:
     """The activation without ``prefix``, and its numbers, validated."""
     require_one_of(act_func, "act_func", tuple(prefix + kind for kind in ("swiglu", "geglu", "situglu")))
     kind = act_func.removeprefix(prefix)
     if kind == "situglu":
-        for name, beta in (("situ_beta1", beta1), ("situ_beta2", beta2)):
+        for name, beta in (("situ_beta1", situ_beta1), ("situ_beta2", situ_beta2)):
             if not math.isfinite(beta) or beta <= 0:
                 raise OptionError(name, got=repr(beta), wanted="finite and above 0", remedy="e.g. 4.0")
     offset = linear_offset if linear_offset is not None else 1.0 if kind == "geglu" else 0.0
-    return kind, (offset, geglu_alpha, high, low, beta1, beta2)
+    return kind, (offset, geglu_alpha, glu_clamp_max, glu_clamp_min, situ_beta1, situ_beta2)
 
 
 def scaled_glu(

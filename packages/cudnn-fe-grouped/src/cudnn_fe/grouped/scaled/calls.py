@@ -15,24 +15,43 @@ from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.hints import check_fixed, check_tiles
 from cudnn_fe.core.op import Op
 from cudnn_fe.core.require import require_dtype
+from cudnn_fe.core.streams import torch_stream
 from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.device_values import check_device_values
-from cudnn_fe.grouped.forms import Buffers, as_flat, as_rows, as_vector, in_form, weights_of
+from cudnn_fe.grouped.forms import Buffers, all_or_none, as_flat, as_rows, as_vector, in_form, weights_of
 from cudnn_fe.grouped.operands import FLOATS
 
 __all__ = [
+    "BACKWARD_KEYS",
+    "EPILOGUES",
     "Rows",
     "Weights",
     "check_common",
     "check_counter",
     "check_result",
+    "filled",
     "in_forms",
     "one_element",
+    "only",
     "require_given",
+    "run_backward",
     "run_forward",
     "wants_amax",
 ]
+
+
+BACKWARD_KEYS = (
+    "d_row_tensor",
+    "d_col_tensor",
+    "d_srelu_tensor",
+    "dprob_tensor",
+    "dbias_tensor",
+    "amax_tensor",
+    "sfd_row_tensor",
+    "sfd_col_tensor",
+    "sfd_col_d_srelu_tensor",
+)
 
 
 @dataclass(frozen=True)
@@ -194,6 +213,95 @@ def run_forward(
     buffers = Buffers(outs, *(key if there[key] else "" for key in keys))
     results = call(op, operands, options, numbers, backend=backend, stream=stream, outs=buffers.rows)
     return buffers.results(**in_forms(rows.a, dict(zip(keys, results, strict=True)), there))
+
+
+def run_backward(
+    op: Op,
+    rows: Rows,
+    c: Any,
+    beta: Any,
+    weights: Weights,
+    *,
+    epilogue: str,
+    d_dtype: DType,
+    generate_dbias: bool = False,
+    sf_vec_size: int,
+    expert_columns: bool,
+    single_group: bool = False,
+    tanh_clamp_scale: float | None = None,
+    numbers: tuple[float, ...] = (),
+    dprob: Any = None,
+    keep_dprob: bool = True,
+    amax: Any = None,
+    stream: Any = None,
+    backend: str | None = None,
+) -> TupleDict:
+    """Call a block-scaled op that goes backward; the keys are those of `BACKWARD_KEYS`.
+
+    ``dprob`` and ``amax`` are buffers that the results are added to and compared with, or None.
+    """
+    require_given(sfa_tensor=rows.sfa, c_tensor=c, padded_offsets=rows.offsets, alpha_tensor=rows.alpha)
+    flat = packed_pairs(as_rows(rows.a, "a_tensor"))
+    b, sfb, form = weights.operands(rows.a)
+    check_device_values(rows.offsets, flat.shape[0], weights.b_ptrs, weights.sfb_ptrs)
+    quantised, keep_amax = d_dtype.is_fp8, wants_amax(d_dtype)
+    operands = (
+        flat,
+        as_rows(c, "c_tensor"),
+        b,
+        as_flat(rows.sfa, "sfa_tensor"),
+        sfb,
+        rows.offsets,
+        rows.alpha,
+        beta,
+        as_vector(rows.prob, "prob_tensor"),
+        one_element(rows.norm_const) if quantised else None,
+    )
+    options = (
+        ("epilogue", epilogue),
+        ("d_dtype", d_dtype.name),
+        ("generate_dbias", generate_dbias),
+        ("sf_vec_size", sf_vec_size),
+        ("quantised", quantised),
+        ("expert_columns", expert_columns),
+        ("keep_amax", keep_amax),
+        ("single_group", single_group),
+        ("tanh_clamp_scale", tanh_clamp_scale),
+        *form,
+    )
+    plain = epilogue == "srelu"
+    there = (True, quantised, plain, keep_dprob, generate_dbias, keep_amax, quantised, quantised, plain and quantised)
+    outs = all_or_none(None, None, None, as_vector(dprob, "dprob_tensor"), None, amax, None, None, None)
+    results = call(op, operands, options, numbers, backend=backend, stream=stream, outs=outs)
+    found = dict(zip(BACKWARD_KEYS, results, strict=True))
+    formed = in_forms(rows.a, found, dict(zip(BACKWARD_KEYS, there, strict=True)))
+    if dprob is not None:
+        formed["dprob_tensor"] = dprob
+    elif keep_dprob:
+        formed["dprob_tensor"] = in_form(found["dprob_tensor"], rows.a.ndim if rows.prob is None else rows.prob.ndim)
+    return TupleDict(**formed)
+
+
+EPILOGUES = (None, "none", "identity", "relu", "srelu")  # documented, and documented to have no effect
+
+
+def filled(buffer: Any, value: float, stream: Any) -> Any:
+    """A caller's buffer, filled on the launch stream; None stays None."""
+    if buffer is None:
+        return None
+    if stream is not None and getattr(buffer, "is_cuda", False):
+        import torch  # buffer is its
+
+        with torch.cuda.stream(torch_stream(stream, buffer.get_device())):
+            buffer.fill_(value)
+        return buffer
+    buffer[...] = value
+    return buffer
+
+
+def only(results: TupleDict, *keys: str) -> TupleDict:
+    """Some of the results, in this order."""
+    return TupleDict(**{key: results[key] for key in keys})
 
 
 def in_forms(a: Any, results: Mapping[str, Any], there: Mapping[str, bool]) -> dict[str, Any]:

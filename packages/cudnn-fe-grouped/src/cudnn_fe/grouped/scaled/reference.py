@@ -16,7 +16,7 @@ from cudnn_fe.grouped.unfused.reference import bias_of_rows
 if TYPE_CHECKING:
     from cudnn_fe.grouped.scaled.forward import ScaledForward
 
-__all__ = ["activated", "clamped_tanh", "pre_activation", "scaled_forward"]
+__all__ = ["activated", "clamped_tanh", "pre_activation", "scaled_forward", "squared"]
 
 
 def scaled_forward(
@@ -91,13 +91,14 @@ def activated(problem: ScaledForward, xp: Any, x: Any, prob: Any, *numbers: floa
     if problem.gated:
         value = gated(xp, problem.epilogue, *split_pairs(xp, x), *numbers)
     elif problem.epilogue == "srelu":
-        return _squared(xp, x, problem.tanh_clamp_scale, gate)
+        return squared(xp, x, problem.tanh_clamp_scale, gate)
     else:
         return x if gate is None or problem.bias_tensor is not None else x * gate
     return value if gate is None else value * gate
 
 
-def _squared(xp: Any, x: Any, scale: float | None, gate: Any) -> Any:
+def squared(xp: Any, x: Any, scale: float | None, gate: Any) -> Any:
+    """The squared ReLU of ``x``, bounded by ``scale`` squared if that is given, times the row factors."""
     if scale is None:
         r = rectified(xp, x)
         return r * r if gate is None else (r * r) * gate

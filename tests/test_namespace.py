@@ -99,6 +99,7 @@ MODULE_PATHS = {
     "block_sparse_attention": "BSA block_sparse_attention_backward block_sparse_attention_forward",
     "csa": "CSA CSACompressorBackward CSACompressorForward csa_compressor_backward_wrapper",
     "flex_attention": "FlexAttentionBwd FlexAttentionFwd create_mask_plan flex_attn_func",
+    "gated_attention_block": "GatedAttentionBlockFwd GatedAttentionBlockBwd gated_attention_block_forward",
     "hstu.hstu_attention": "hstu_attention_backward hstu_attention_forward",
     "native_sparse_attention": "NSA",
     "sdpa.bwd": "CompactGqaBackward compact_gqa_backward Nvfp4AttentionQatBackward",

@@ -33,7 +33,7 @@ class Rule:
         return any(fnmatch(module, pattern) for pattern in self.modules)
 
 
-KERNELS = ("cudnn_fe.core.cute", "cudnn_fe.core.cute.*", "*.sm90*", "*.sm100*", "*.portable*")
+KERNELS = ("cudnn_fe.core.cute", "cudnn_fe.core.cute.*", "*.sm90*", "*_sm90", "*.sm100*", "*.portable*")
 # Kernels as JAX calls: whoever imports `cudnn.jax` asks for both.
 JAX_KERNELS = ("cudnn_fe.core.jax_call", "cudnn.jax")
 # Modules of the benchmark that are imported once a GPU benchmark is asked for.

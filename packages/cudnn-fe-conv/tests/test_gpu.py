@@ -13,7 +13,6 @@ import torch
 
 from cudnn_fe.conv import causal_conv1d, causal_conv1d_backward, causal_conv1d_update
 from cudnn_fe.core.compile import compile_counts
-from cudnn_fe.core.settings import override
 from cudnn_fe_testkit.causal_conv import LENGTHS, Case, exact, exact_step, make_case, sum_tolerance, tolerance
 
 pytestmark = pytest.mark.gpu
@@ -26,8 +25,7 @@ ALIGNED = (*LENGTHS, 3)
 def _poisoned_memory() -> Iterator[None]:
     """Fill the allocator's free blocks with NaN, so that elements that nobody writes are seen."""
     poison()
-    with override(backend="portable"):  # the kernels, whatever an ordinary call would choose
-        yield
+    yield
     torch.cuda.synchronize()
 
 
@@ -49,7 +47,7 @@ def rel_rms(x: Any, reference: Any) -> float:
 def check(case: Case, silu: bool, states: bool, kind: str, parameters: str | None = None) -> None:
     """Forward and backward of the kernels against float64, and a second run against the first."""
     activation = "silu" if silu else None
-    given = {"cu_seqlens": case.cu_seqlens, "initial_states": case.initial, "backend": "portable"}
+    given = {"cu_seqlens": case.cu_seqlens, "initial_states": case.initial}
     operands = (case.x, case.weight, case.bias, activation)
     width, tokens = case.weight.shape[1], case.x.shape[0] * case.x.shape[2]
     runs = [causal_conv1d(*operands, return_final_states=True, **given) for _ in range(2)]
@@ -183,9 +181,7 @@ def test_decoding_steps(width: int, lanes: int, kind: str, ring: bool, channels_
         slot[1] = -1
         seen = torch.arange(rows, dtype=torch.int32, device=CUDA) * 5 + 1 if ring else None
         before, wanted_state = state.clone(), state.clone()
-        y = causal_conv1d_update(
-            x, state, weight, bias, "silu", cache_seqlens=seen, conv_state_indices=slot, backend="portable"
-        )
+        y = causal_conv1d_update(x, state, weight, bias, "silu", cache_seqlens=seen, conv_state_indices=slot)
         for row in range(rows):
             place = int(slot[row])
             if place < 0:
@@ -207,11 +203,11 @@ def test_decoding_steps(width: int, lanes: int, kind: str, ring: bool, channels_
 
 _TRAPS = {
     "offsets": "o = torch.tensor([0, 9, 5, 64], dtype=torch.int32, device='cuda')\n"
-    "causal_conv1d(torch.ones(1, 8, 64, device='cuda'), w, cu_seqlens=o, backend='portable')",
+    "causal_conv1d(torch.ones(1, 8, 64, device='cuda'), w, cu_seqlens=o)",
     "slot past the end": "i = torch.tensor([0, 9], dtype=torch.int32, device='cuda')\n"
-    "causal_conv1d_update(torch.ones(2, 8, device='cuda'), s, w, conv_state_indices=i, backend='portable')",
+    "causal_conv1d_update(torch.ones(2, 8, device='cuda'), s, w, conv_state_indices=i)",
     "slot named twice": "i = torch.tensor([1, 1], dtype=torch.int32, device='cuda')\n"
-    "causal_conv1d_update(torch.ones(2, 8, device='cuda'), s, w, conv_state_indices=i, backend='portable')",
+    "causal_conv1d_update(torch.ones(2, 8, device='cuda'), s, w, conv_state_indices=i)",
 }
 
 

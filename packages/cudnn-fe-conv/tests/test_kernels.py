@@ -103,7 +103,6 @@ def test_jax_lowers_for_cuda(layout: str, monkeypatch: pytest.MonkeyPatch) -> No
             initial_states=states,
             return_final_states=True,
             layout=layout,
-            backend="portable",
         )
         return y.sum() + final.sum()
 
@@ -116,8 +115,6 @@ def test_jax_lowers_the_step_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax.numpy as jnp
 
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
-    step = jax.jit(
-        lambda x, state, weight: causal_conv1d_update(x, state, weight, activation="silu", backend="portable")
-    )
+    step = jax.jit(lambda x, state, weight: causal_conv1d_update(x, state, weight, activation="silu"))
     lowered = step.trace(jnp.ones((3, 64)), jnp.ones((3, 64, 3)), jnp.ones((64, 4))).lower(lowering_platforms=("cuda",))
     assert "custom_call" in lowered.as_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile
 from cudnn_fe.core.gemm_tiles import choose_tile
+from cudnn_fe_testkit.machine_code import stack_bytes
 
 FP8 = GemmTile(m=128, n=192)
 PING_PONG = GemmTile(m=128, n=128, warpgroups_m=1, ping_pong=True)
@@ -61,27 +61,6 @@ WGMMA = {
 }
 
 
-FRAME_SIZE = 0x1104  # the record in a cubin's .nv.info section: symbol, bytes of stack a thread
-
-
-def _stack_bytes(cubin: bytes) -> int:
-    """The largest stack frame of a cubin's functions: where registers that do not fit would be spilled."""
-    table, entry, count, names_index = struct.unpack_from("<Q", cubin, 40)[0], *struct.unpack_from("<3H", cubin, 58)
-    sections = [struct.unpack_from("<II4Q", cubin, table + entry * index) for index in range(count)]
-    names = sections[names_index][4]
-    frames = []
-    for name, _, _, _, offset, size in sections:
-        text = cubin[names + name : cubin.index(b"\0", names + name)]
-        place = offset
-        while text == b".nv.info" and place < offset + size:
-            kind, length = struct.unpack_from("<HH", cubin, place)
-            if kind == FRAME_SIZE:
-                frames.append(struct.unpack_from("<I", cubin, place + 8)[0])
-            place += 4 + (length if kind & 0xFF == 4 else 0)
-    assert frames, "the cubin tells no frame size"
-    return max(frames)
-
-
 @pytest.mark.parametrize(("op", "name", "spec"), CASES, ids=[f"{op}-{name}" for op, name, _ in CASES])
 def test_compiles_to_wgmma_and_tma(op: str, name: str, spec: GemmSpec, tmp_path: Path) -> None:
     start = time.monotonic()
@@ -91,7 +70,7 @@ def test_compiles_to_wgmma_and_tma(op: str, name: str, spec: GemmSpec, tmp_path:
     assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.\S*f32\.{WGMMA[spec.a_dtype]}", ptx), name
     assert "cp.async.bulk.tensor" in ptx
     (cubin,) = (path.read_bytes() for path in tmp_path.glob("*.cubin"))
-    assert _stack_bytes(cubin) == 0, "registers are spilled"
+    assert stack_bytes(cubin) == 0, "registers are spilled"
     assert seconds < 60, f"{seconds:.0f} s to compile"
 
 

@@ -115,13 +115,6 @@ def test_glu_refuses(changes: dict[str, Any], message: str, kind: type[Exception
         grouped_gemm_glu_forward(**given(sfa_tensor=None, **changes))
 
 
-def test_block_scaled_operands_are_not_served_yet() -> None:
-    a = torch.ones((M, K)).to(torch.float8_e4m3fn)
-    rest: dict[str, Any] = {key: torch.from_numpy(value) for key, value in given().items()}
-    with pytest.raises(NotYetSupportedError, match="sfa_tensor"):
-        grouped_gemm_glu_forward(**rest | {"a_tensor": a}, sfa_tensor=torch.ones(4))
-
-
 @pytest.mark.parametrize(
     ("changes", "message", "kind"),
     [

@@ -153,7 +153,9 @@ def test_jax_on_a_gpu_refuses_what_a_host_function_cannot_reach() -> None:
     v, w = rows("jax"), Weights(N, K, "k", "jax")
 
     def run(a: Any) -> Any:
-        return grouped_gemm_jax_forward(a, v["ends"], v["alpha"], w.pointers, N, v["prob"])[0]
+        return grouped_gemm_jax_forward(
+            a, v["ends"], v["alpha"], w.pointers, N, v["prob"], backend="reference"
+        )[0]  # fmt: skip
 
     with pytest.raises(BackendError, match="a kernel that reads device addresses"):
         jax.jit(run).trace(v["a"]).lower(lowering_platforms=("cuda",))

@@ -56,7 +56,17 @@ def backward(kind: str, **options: Any) -> Problem:
 def wgrad(kind: str, orders: tuple[Any, Any], *, adds: bool = False, ragged: bool = False) -> Problem:
     old = spec((L, 128, K)) if adds else None
     operands = spec((128, M), kind, orders[0]), spec((M, K), kind, orders[1]), spec((L,), "int32"), old
-    return WGRAD.bind(*operands, wgrad_dtype="float32", ragged=ragged)
+    return WGRAD.bind(*operands, None, wgrad_dtype="float32", ragged=ragged)
+
+
+def behind_addresses(op: Op) -> Problem:
+    """A problem whose weights, or whose results, lie at addresses."""
+    addresses, shared = spec((L,), "int64"), (spec((L,), "int32"), spec((L,)), spec((M,)))
+    if op is WGRAD:
+        operands = spec((128, M), "bfloat16", (0, 1)), spec((M, K), "bfloat16"), shared[0], None, addresses
+        return op.bind(*operands, wgrad_dtype="float32", ragged=False, accumulate=True)
+    options = {"d_dtype": "bfloat16", "c_dtype": "bfloat16", "generate_c": False, "n": 128, "n_major": True}
+    return op.bind(spec((M, K), "bfloat16"), addresses, *shared, None, **options)
 
 
 PROBLEMS: dict[str, tuple[Op, Problem]] = {
@@ -75,6 +85,8 @@ VARIANTS: dict[str, tuple[Op, Problem]] = {
         backward("bfloat16", act_func="dgeglu", generate_dbias=False, generate_activation=True, round_dgrad=True),
     ),
     "wgrad, k-major, ragged, added": (WGRAD, wgrad("float16", ((1, 0), (0, 1)), adds=True, ragged=True)),
+    "unfused, addresses of n-major weights": (UNFUSED, behind_addresses(UNFUSED)),
+    "wgrad, addresses of results to add to": (WGRAD, behind_addresses(WGRAD)),
 }
 
 
@@ -158,10 +170,11 @@ for function in (step, jax.grad(loss, (0, 1, 2, 4))):
 """
 
 
-def test_jax_lowers_every_op_and_the_gradients_for_cuda() -> None:
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_jax_lowers_every_op_and_the_gradients_for_cuda(arch: str) -> None:
     """In a process of its own, which names a GPU target without having one."""
     pytest.importorskip("jax")
-    environment = {**os.environ, "CUTE_DSL_ARCH": "sm_80", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "CUTE_DSL_ARCH": arch, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", LOWER], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     forward, gradient = done.stdout.split("\n")[:2]

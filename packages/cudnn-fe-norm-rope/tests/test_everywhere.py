@@ -15,10 +15,13 @@ import torch
 import cudnn
 from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.device import Device
+from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Op
 from cudnn_fe.core.settings import override
-from cudnn_fe.core.tensor import spec_of
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, spec_of
 from cudnn_fe.norm_rope.exports import FAMILY
+from cudnn_fe.norm_rope.rmsnorm_rht_amax.op import FORWARD as RHT_AMAX
+from cudnn_fe.norm_rope.rmsnorm_silu.op import FORWARD as RMS_SILU
 
 CHIPS = {"sm_80": (8, 0), "sm_90a": (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 0)}
 
@@ -109,6 +112,19 @@ def test_op_has_its_names_and_documentation(op: Op) -> None:
     assert set(op.problem.operands) <= set(documented)
     required = set(op.problem.operands) - op.problem.optional
     assert required <= set(inspect.signature(getattr(cudnn, op.name)).parameters)
+
+
+# Kept in shared memory between two passes; shared by a cluster; both; on SM80, which has none, read twice.
+@pytest.mark.parametrize(
+    ("arch", "columns"), [("sm_80", 16384), ("sm_80", 65536), ("sm_90a", 65536), ("sm_120a", 262144)]
+)
+@pytest.mark.parametrize("op", [RHT_AMAX, RMS_SILU], ids=lambda op: op.name)
+def test_kernels_of_wide_rows_compile(op: Op, arch: str, columns: int) -> None:
+    shapes = ((2, columns), (columns,))
+    specs = [TensorSpec(shape, contiguous_strides(shape), dtype("bfloat16"), "cuda:0", 16, "x") for shape in shapes]
+    problem = op.bind(*specs, out_dtype="float4_e2m1fn", num_threads=None, rows_per_cta=2)
+    chip = Device("cuda:0", CHIPS[arch], 132, arch)
+    assert compile_now(op.kernels[0].module, op.kernels[0].specialise(problem, chip), arch) is not None
 
 
 @pytest.mark.parametrize("arch", CHIPS)

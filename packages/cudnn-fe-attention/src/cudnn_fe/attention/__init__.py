@@ -39,6 +39,12 @@ from cudnn_fe.attention.gated_block.record import SavedForBackward
 from cudnn_fe.attention.gated_block.weights import build_fused_qkvg_weight, qkvg_from_hf, qkvg_from_vllm
 from cudnn_fe.attention.hca import aligned_hca_backward
 from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
+from cudnn_fe.attention.linear import (
+    gated_delta_net_backward,
+    gated_delta_net_forward,
+    kimi_delta_attention_backward,
+    kimi_delta_attention_forward,
+)
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
@@ -84,8 +90,12 @@ __all__ = [
     "flex_attn_func",
     "gated_attention_block_backward",
     "gated_attention_block_forward",
+    "gated_delta_net_backward",
+    "gated_delta_net_forward",
     "hstu_attention_backward",
     "hstu_attention_forward",
+    "kimi_delta_attention_backward",
+    "kimi_delta_attention_forward",
     "nsa_compression_attention_forward",
     "nsa_selection_attention_forward",
     "nsa_sliding_window_attention_forward",

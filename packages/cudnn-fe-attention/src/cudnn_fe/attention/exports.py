@@ -17,6 +17,7 @@ _GATED = "cudnn_fe.attention.gated_block"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
 _DSA = "cudnn_fe.attention.dsa"
 _HCA = "cudnn_fe.attention.hca"
+_LINEAR = "cudnn_fe.attention.linear"
 
 FAMILY = Family(
     name="attention",
@@ -53,6 +54,10 @@ FAMILY = Family(
         f"{_DSA}.sparse_attention.op:FORWARD",
         f"{_DSA}.sparse_attention.op:BACKWARD",
         f"{_HCA}.op:BACKWARD",
+        f"{_LINEAR}.op:GDN_FORWARD",
+        f"{_LINEAR}.op:GDN_BACKWARD",
+        f"{_LINEAR}.op:KDA_FORWARD",
+        f"{_LINEAR}.op:KDA_BACKWARD",
     ),
     exports={
         "BSA": f"{_NAMESPACES}:BSA",
@@ -88,6 +93,13 @@ FAMILY = Family(
                 "sparse_indexer_score_forward",
             )
         },
+        "gated_delta_net_forward": f"{_LINEAR}:gated_delta_net_forward",
+        "gated_delta_net_backward": f"{_LINEAR}:gated_delta_net_backward",
+        "kimi_delta_attention_forward": f"{_LINEAR}:kimi_delta_attention_forward",
+        "kimi_delta_attention_backward": f"{_LINEAR}:kimi_delta_attention_backward",
+        "jax.kimi_delta_attention": f"{_LINEAR}.jax:kimi_delta_attention",
+        "ops.kimi_delta_attention_forward_jax": f"{_LINEAR}.jax:kimi_delta_attention_forward_jax",
+        "ops.kimi_delta_attention_backward_jax": f"{_LINEAR}.jax:kimi_delta_attention_backward_jax",
         "AlignedHCABackward": f"{_HCA}.legacy:AlignedHCABackward",
         "aligned_hca_backward": f"{_HCA}:aligned_hca_backward",
         "aligned_hca_backward_wrapper": f"{_HCA}.legacy:aligned_hca_backward_wrapper",

@@ -8,10 +8,9 @@ from typing import Any
 from array_api_compat import is_jax_array
 
 from cudnn_fe.attention.arrays import index_range, sweep, take
+from cudnn_fe.attention.tiles import rows_per_step
 
 __all__ = ["add_at", "list_softmax", "listed", "over_rows", "rows_at"]
-
-_STEP_ELEMENTS = 1 << 22  # of the largest intermediate held at a time, whatever the number of rows
 
 # From the carry, the indices of some rows and whether each is there for the first time, to the carry and their results.
 Body = Callable[[Any, Any, Any], tuple[Any, tuple[Any, ...]]]
@@ -32,7 +31,7 @@ def over_rows(xp: Any, like: Any, rows: int, row_elements: int, body: Body, carr
     Returns:
         The last carry, and the results of all rows.
     """
-    size = max(1, min(rows, _STEP_ELEMENTS // max(row_elements, 1)))
+    size = rows_per_step(like, rows, row_elements)
     offsets = index_range(xp, size, like)
 
     def step(carry: Any, position: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -12,6 +12,8 @@ __all__ = ["along_last", "best_first", "float_order", "in_order"]
 def along_last(xp: Any, x: Any, indices: Any) -> Any:
     """``x[..., indices[..., i]]`` for indices that broadcast over the leading dims."""
     shape = (*x.shape[:-1], indices.shape[-1])
+    if xp.__name__ != "jax.numpy":
+        indices = xp.astype(indices, xp.int64)  # torch takes no other
     return xp.take_along_axis(x, xp.broadcast_to(indices, shape), axis=-1)
 
 

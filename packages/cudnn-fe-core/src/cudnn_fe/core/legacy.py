@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cudnn_fe.core.class_api import OpClass
-from cudnn_fe.core.errors import NotYetSupportedError
+from cudnn_fe.core.errors import NotYetSupportedError, OptionError
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.core.tuple_dict import TupleDict
@@ -22,7 +22,7 @@ __all__ = ["LegacyClass", "LegacyFunction", "make_alias", "make_class", "make_fu
 _NEW = frozenset({"backend", "outs"})  # parameters that the old functions do not have
 Bind = Callable[[Mapping[str, Any]], tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]]
 Tensors = tuple[Any, ...]
-Arrange = Callable[[Mapping[str, Any], Tensors, Tensors], tuple[Tensors, Tensors]]
+Arrange = Callable[[Mapping[str, Any], Tensors, Tensors, Tensors], tuple[Tensors, Tensors, Tensors]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class LegacyClass:
         scalars: Its parameters that are numbers; None there means the constructor's value. Empty: the constructor's.
         absent: Its parameters that must be None in the modes served.
         bind: From the constructor's arguments to the problem, the outputs' specs and the scalars.
-        arrange: From the constructor's options and execute's inputs and outputs to those in the forms of the problem.
+        arrange: From the constructor's options and execute's inputs, outputs and scalars to those of the problem.
+        fixed: Its parameters that must be None or what the constructor was given.
         free: Dims that may differ from the samples' at each `execute`, by operand or output of the problem; None: none.
         returns: Its parameters that `execute` returns, as a mapping, ``"key=parameter"`` where the names differ.
         bare: Whether the one returned is returned itself.
@@ -73,6 +74,7 @@ class LegacyClass:
     absent: tuple[str, ...]
     bind: Bind
     arrange: Arrange | None = None
+    fixed: tuple[str, ...] = ()
     free: Mapping[str, tuple[int, ...]] | None = None
     returns: tuple[str, ...] = ()
     bare: bool = False
@@ -109,11 +111,19 @@ def make_function(row: LegacyFunction, module: str) -> Callable[..., Any]:
     return function
 
 
-def make_alias(name: str, target: Callable[..., Any], module: str) -> Callable[..., Any]:
-    """``target``, whose parameters but for ``backend`` and ``outs`` are the old signature, under its old name."""
+def make_alias(
+    name: str, target: Callable[..., Any], module: str, supports: tuple[str, ...] = ()
+) -> Callable[..., Any]:
+    """``target``, whose parameters but for ``backend`` and ``outs`` are the old signature, under its old name.
+
+    ``supports`` names its documented attributes ``supports_...``, all True.
+    """
     kept = [p.replace(annotation=p.empty) for p in inspect.signature(target).parameters.values() if p.name not in _NEW]
     text = str(inspect.Signature(kept))[1:-1]
-    return make_function(LegacyFunction(name, target, text), module)
+    function = make_function(LegacyFunction(name, target, text), module)
+    for feature in supports:
+        setattr(function, f"supports_{feature}", True)
+    return function
 
 
 def make_class(row: LegacyClass, module: str) -> type[OpClass]:
@@ -133,6 +143,9 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
     if row.absent:
         lines.append(f"    if not ({' is '.join((*row.absent, 'None'))}):")
         lines.append(f"        _refuse({{{', '.join(f'{name!r}: {name}' for name in row.absent)}}})")
+    for name in row.fixed:
+        lines.append(f"    if {name} is not None and {name} != self._options[{name!r}]:")
+        lines.append(f"        _refuse_change({name!r}, {name}, self._options[{name!r}])")
     lines.append("    run = self._run or self._require_compiled()")
     given = ", ".join((*row.inputs, *row.outputs, *(scalars or ["*self._scalars"]), stream))
     if "workspace" in _names(row.execute):
@@ -147,7 +160,7 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
     execute = _define(
         "execute",
         "\n".join(lines),
-        {"_refuse": _refuse_modes, "_TupleDict": TupleDict},
+        {"_refuse": _refuse_modes, "_refuse_change": _refuse_change, "_TupleDict": TupleDict},
         module,
         "Launch into the given outputs on ``current_stream``; allocates nothing and does not synchronise.",
     )
@@ -178,6 +191,10 @@ def _workspace_method(count: Callable[[Any], int]) -> Callable[[OpClass], int]:
         return count(self.problem)
 
     return scratch_workspace_bytes
+
+
+def _refuse_change(name: str, given: Any, constructed: Any) -> None:
+    raise OptionError(name, got=repr(given), wanted=f"{constructed!r}, as constructed", remedy="make another op object")
 
 
 def _refuse_modes(given: Mapping[str, Any]) -> None:

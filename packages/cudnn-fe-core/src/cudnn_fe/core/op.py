@@ -107,7 +107,7 @@ class Problem(ABC):
     def check_output_layout(self, position: int, given: TensorSpec) -> None:
         """Raises StrideError unless the strides of a buffer for result ``position`` are served."""
         wanted = self.outputs[position]
-        if given.strides != wanted.strides:
+        if given.size and given.strides != wanted.strides:
             raise StrideError(
                 given.name, got=f"strides {given.strides}", wanted=str(wanted.strides), remedy="allocate it compact"
             )
@@ -203,6 +203,8 @@ class Op:
         jax_name: Public name of the JAX entry, where there is one.
         gradient: ``"module:attribute"`` of its derivative rule, where there is one.
         public: Whether it is exported, or only serves others.
+        memory_cases: ``"module:function"``, called as ``f(cuda)``: the benchmark's `MemoryCase` records on a GPU or a
+            CPU.
         reference_on_gpu: While no kernel of the op has run on a GPU, its reference runs there too, with one warning.
     """
 
@@ -225,6 +227,7 @@ class Op:
     jax_name: str | None = None
     gradient: str | None = None
     public: bool = True
+    memory_cases: str | None = None
     reference_on_gpu: bool = False
     _reference: list[Callable[..., Any]] = field(default_factory=list, repr=False)
 

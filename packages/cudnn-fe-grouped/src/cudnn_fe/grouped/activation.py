@@ -17,12 +17,30 @@ def _clamped(xp: Any, gate: Any, up: Any, high: float, low: float) -> tuple[Any,
     return xp.minimum(gate, most), xp.minimum(xp.maximum(up, least), most)
 
 
-def gated(xp: Any, kind: str, gate: Any, up: Any, offset: float) -> Any:
-    """``sigmoid(gate) * gate * up`` for swiglu; for geglu with clamps, ``sigmoid(1.702 gate)`` and ``up + offset``."""
+def gated(
+    xp: Any,
+    kind: str,
+    gate: Any,
+    up: Any,
+    offset: float,
+    alpha: float = GEGLU_ALPHA,
+    high: float = CLAMP_MAX,
+    low: float = CLAMP_MIN,
+    beta1: float = 4.0,
+    beta2: float = 25.0,
+) -> Any:
+    """A gated activation.
+
+    ``sigmoid(gate) * gate * up`` for swiglu; for geglu the same of bounded gate and up, with ``sigmoid(alpha gate)``
+    and ``up + offset``; for situglu ``beta1 tanh(gate / beta1) sigmoid(gate)`` times ``beta2 tanh(up / beta2)``.
+    """
     if kind == "swiglu":
         return sigmoid(xp, gate) * gate * up
-    gate, up = _clamped(xp, gate, up, CLAMP_MAX, CLAMP_MIN)
-    return sigmoid(xp, GEGLU_ALPHA * gate) * gate * (up + offset)
+    if kind == "situglu":
+        soft_gate, soft_up = xp.tanh(gate / beta1), xp.tanh(up / beta2)
+        return beta1 * beta2 * soft_gate * sigmoid(xp, gate) * soft_up
+    gate, up = _clamped(xp, gate, up, high, low)
+    return sigmoid(xp, alpha * gate) * gate * (up + offset)
 
 
 def gated_derivative(
@@ -34,6 +52,8 @@ def gated_derivative(
     alpha: float = GEGLU_ALPHA,
     high: float = CLAMP_MAX,
     low: float = CLAMP_MIN,
+    beta1: float = 4.0,
+    beta2: float = 25.0,
 ) -> tuple[Any, Any, Any]:
     """``(d/dgate, d/dup, value)`` of the activation; gradients flow at exactly the clamps.
 
@@ -43,6 +63,12 @@ def gated_derivative(
         open_, shut = sigmoid(xp, gate), sigmoid(xp, -gate)
         silu = gate * open_
         return up * open_ * (1.0 + gate * shut), silu, up * silu
+    if kind == "situglu":
+        soft_gate, soft_up = xp.tanh(gate / beta1), xp.tanh(up / beta2)
+        open_, shut = sigmoid(xp, gate), sigmoid(xp, -gate)
+        left, right = beta1 * soft_gate * open_, beta2 * soft_up
+        d_gate = right * ((1.0 - soft_gate * soft_gate) * open_ + left * shut)
+        return d_gate, left * (1.0 - soft_up * soft_up), left * right
     g, u = _clamped(xp, gate, up, high, low)
     open_, shut = sigmoid(xp, alpha * g), sigmoid(xp, -alpha * g)
     shifted, zero = u + offset, xp.zeros_like(g)

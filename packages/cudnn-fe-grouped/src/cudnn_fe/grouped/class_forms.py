@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cudnn_fe.core.dtypes import dtype
@@ -11,29 +12,28 @@ from cudnn_fe.core.legacy import Arrange
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec, spec_of
-from cudnn_fe.grouped.forms import as_rows, as_vector, as_weights, weights_of
+from cudnn_fe.grouped.forms import ROWS, VECTORS, as_weights, is_narrow, reformed, weights_of
 
-__all__ = ["FREE", "Bound", "Samples", "arrange", "arrange_wgrad", "bound"]
+__all__ = ["FREE", "Bound", "Mode", "Samples", "arrange", "arrange_wgrad", "bound"]
 
 Bound = tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]
 
-_ROWS = frozenset({"a_tensor", "c_tensor", "d_tensor", "d_row_tensor", "activation_tensor"})
-_VECTORS = frozenset({"prob_tensor", "dprob_tensor"})
-FREE = dict.fromkeys((*_ROWS, *_VECTORS), (0,))
+_POINTERS_OF = {"b_tensor": "b_ptrs", "sfb_tensor": "sfb_ptrs"}
+_POINTERS = tuple(_POINTERS_OF.values())
+FREE = dict.fromkeys((*ROWS, *VECTORS), (0,)) | {
+    "sfa_tensor": (0,),
+    "sfd_row_tensor": (1,),
+    "sfd_col_tensor": (2,),
+    "sfd_col_d_srelu_tensor": (2,),
+}
 """Extents that may differ from the samples' at each call: M."""
 
 
 def _reformed(name: str, x: Any, options: Mapping[str, Any], layout: Mapping[str, bool]) -> Any:
     """One operand or buffer, or its spec, in the form that the op takes."""
-    if x is None:
-        return None
-    if name in _ROWS:
-        return as_rows(x, name)
-    if name in _VECTORS:
-        return as_vector(x, name)
-    if name == "b_tensor" and "canonical_n" in layout:
-        return as_weights(x, options["b_major"], **layout)
-    return x
+    if x is not None and name == "b_tensor" and "canonical_n" in layout:
+        return as_weights(x, options.get("b_major", "k"), **layout)
+    return reformed(name, x)
 
 
 def parameter(sample: str) -> str:
@@ -65,8 +65,8 @@ class Samples:
 
     def _add_weights(self, layout: Mapping[str, bool]) -> None:
         given, a = self.given, self.required("a_tensor")
-        modes = [given[name] is not None for name in ("num_experts", "b_shape", "b_dtype")]
-        dense = given["sample_b"] is not None
+        modes = [given.get(name) is not None for name in ("num_experts", "b_shape", "b_dtype")]
+        dense = given.get("sample_b") is not None
         if dense == any(modes) or any(modes) != all(modes):
             raise OptionError(
                 "sample_b",
@@ -75,7 +75,7 @@ class Samples:
                 remedy="choose one",
             )
         if dense:
-            self.options = {"n": 0, "n_major": False}
+            self.options = {"n": 0, "n_major": False, "zero_tail": False}
             return
         n, k = tuple(given["b_shape"])[:2]
         per_element = 2 if a.dtype.name in ("uint8", "float4_e2m1fn") else 1
@@ -84,9 +84,11 @@ class Samples:
                 "b_shape", got=str(given["b_shape"]), wanted=f"(N, {per_element * a.shape[1]})", remedy="pass A's K"
             )
         self.specs["b_tensor"], options = weights_of(
-            a, None, self.addresses("b_ptrs"), n, given["b_dtype"], given["b_major"], **layout
+            a, None, self.addresses("b_ptrs"), n, given["b_dtype"], given.get("b_major", "k"), **layout
         )
-        self.options = dict(options)
+        self.options = {**dict(options), "zero_tail": False}
+        if "sfb_tensor" in self.specs or is_narrow(a, "a_tensor"):
+            self.specs["sfb_tensor"] = self.addresses("sfb_ptrs") if is_narrow(a, "a_tensor") else None
 
     def addresses(self, name: str) -> TensorSpec:
         """The spec of an array of addresses, which has no sample."""
@@ -138,29 +140,60 @@ def bound(
     return problem, results, numbers
 
 
-def arrange(op: Op, outputs: Sequence[str], **layout: bool) -> Arrange:
-    """Execute's tensors to the forms of the problem; the last input stands for the weights where they are addresses."""
-    results = tuple(outputs)
+@dataclass(frozen=True)
+class Mode:
+    """One of the ops that a class stands for.
+
+    Attributes:
+        op: The op.
+        outputs: The names of its outputs' buffers, in order; empty for one that has none.
+        layout: Forms of dense weights; see `weights_of`.
+        scalars: How many of execute's numbers it takes; 0 for all.
+        more: Numbers that follow those.
+        scaled: Whether it is the one of quantised operands.
+    """
+
+    op: Op
+    outputs: tuple[str, ...]
+    layout: Mapping[str, bool]
+    scalars: int = 0
+    more: tuple[float, ...] = ()
+    scaled: bool = False
+
+
+def arrange(inputs: Sequence[str], outputs: Sequence[str], *modes: Mode) -> Arrange:
+    """Execute's tensors and numbers to those of the mode that A's type names, in the forms of its problem."""
+    by_format = {mode.scaled: mode for mode in modes}
 
     def arranged(
-        options: Mapping[str, Any], inputs: tuple[Any, ...], buffers: tuple[Any, ...]
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        *operands, pointers = inputs
-        names = op.problem.operands
-        found = [_reformed(name, x, options, layout) for name, x in zip(names, operands, strict=True)]
-        place = names.index("b_tensor")
-        if (found[place] is None) == (pointers is None):
-            raise OptionError("b_tensor, b_ptrs", got="both or neither", wanted="one of the two", remedy="pass one")
-        found[place] = pointers if found[place] is None else found[place]
-        written = tuple(_reformed(name, x, options, {}) for name, x in zip(results, buffers, strict=True))
-        return tuple(found), written
+        options: Mapping[str, Any], tensors: tuple[Any, ...], buffers: tuple[Any, ...], scalars: tuple[float, ...]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[float, ...]]:
+        given, taken = dict(zip(inputs, tensors, strict=True)), dict(zip(outputs, buffers, strict=True))
+        mode = by_format.get(is_narrow(given["a_tensor"], "a_tensor"), modes[0])
+        names = mode.op.problem.operands
+        for dense, pointers in (("b_tensor", "b_ptrs"), ("sfb_tensor", "sfb_ptrs")):
+            if dense in names and (given.get(dense) is None) == (given.get(pointers) is None):
+                raise OptionError(
+                    f"{dense}, {pointers}", got="both or neither", wanted="one of the two", remedy="pass one"
+                )
+        unused = [name for name in inputs if name not in (*names, *_POINTERS) and given[name] is not None]
+        if unused:
+            raise OptionError(", ".join(unused), got="a tensor", wanted="None in this mode", remedy="leave it out")
+        operands = tuple(
+            given[_POINTERS_OF[name]]
+            if name in _POINTERS_OF and given.get(name) is None
+            else _reformed(name, given.get(name), options, mode.layout)
+            for name in names
+        )
+        written = tuple(reformed(name, taken[name]) if name else None for name in mode.outputs)
+        return operands, written, (scalars[: mode.scalars] if mode.scalars else scalars) + mode.more
 
     return arranged
 
 
 def arrange_wgrad(
-    options: Mapping[str, Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    options: Mapping[str, Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[float, ...]]:
     """The buffer is an operand too where it is added to."""
     a, b, offsets, old, pointers = inputs
-    return (a, b, offsets, old if options["accumulate_on_output"] else None, pointers), outputs
+    return (a, b, offsets, old if options["accumulate_on_output"] else None, pointers), outputs, scalars

@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
+from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.hints import check_fixed
 from cudnn_fe.core.legacy import LegacyClass, make_class
-from cudnn_fe.grouped.class_forms import FREE, Bound, Samples, arrange, arrange_wgrad, bound
+from cudnn_fe.grouped.class_forms import FREE, Bound, Mode, Samples, arrange, arrange_wgrad, bound
 from cudnn_fe.grouped.dglu import scalars_of
 from cudnn_fe.grouped.dglu.op import BACKWARD
+from cudnn_fe.grouped.dglu_scaled.op import BACKWARD as SCALED_BACKWARD
+from cudnn_fe.grouped.forms import is_narrow
 from cudnn_fe.grouped.glu import check_glu_hints, offset_of
 from cudnn_fe.grouped.glu.op import FORWARD as GLU
+from cudnn_fe.grouped.glu_scaled import glu_numbers
+from cudnn_fe.grouped.glu_scaled.op import NUMBERS, SCALED
+from cudnn_fe.grouped.scaled.calls import BACKWARD_KEYS
+from cudnn_fe.grouped.scaled.classes import (
+    BACKWARD_INPUTS,
+    FORWARD_INPUTS,
+    FORWARD_OUTPUTS,
+    SCALED_LAYOUT,
+    bind_backward,
+    bind_forward,
+)
 from cudnn_fe.grouped.unfused import check_unfused_hints
 from cudnn_fe.grouped.unfused.op import FORWARD
 from cudnn_fe.grouped.wgrad import is_ragged
@@ -64,11 +77,8 @@ _WGRAD_EXECUTE = """a_tensor, b_tensor, sfa_tensor, sfb_tensor, offsets_tensor, 
 def _refuse_scaled(given: Mapping[str, Any]) -> None:
     names = [f"sample_{name}" for name in _SCALED if given.get(f"sample_{name}") is not None]
     if names:
-        raise NotYetSupportedError(
-            ", ".join(names),
-            got="samples",
-            wanted="None: operands without scale factors",
-            remedy="dequantise to bfloat16",
+        raise OptionError(
+            ", ".join(names), got="samples", wanted="None for operands without scale factors", remedy="leave them out"
         )
 
 
@@ -81,6 +91,9 @@ def _bind_unfused(given: Mapping[str, Any]) -> Bound:
 
 
 def _bind_glu(given: Mapping[str, Any]) -> Bound:
+    if is_narrow(given["sample_a"], "a_tensor"):
+        activation = glu_numbers(given["act_func"], None, 1.702, 7.0, -7.0, given["situ_beta1"], 25.0)
+        return bind_forward(SCALED, given, *activation, override=given["sf_fp8_dtype_override"])
     _refuse_scaled(given)
     check_fixed(given["acc_dtype"], m_aligned=given["m_aligned"])
     check_glu_hints(given["mma_tiler_mn"], given["cluster_shape_mn"])
@@ -96,6 +109,9 @@ def _bind_glu(given: Mapping[str, Any]) -> Bound:
 
 
 def _bind_dglu(given: Mapping[str, Any]) -> Bound:
+    if is_narrow(given["sample_a"], "a_tensor"):
+        activation = glu_numbers(given["act_func"], **{name: given[name] for name in NUMBERS}, prefix="d")
+        return bind_backward(SCALED_BACKWARD, given, *activation, override=given["sf_fp8_dtype_override"])
     _refuse_scaled(given)
     check_fixed(given["acc_dtype"], m_aligned=given["m_aligned"])
     check_unfused_hints(given["mma_tiler_mn"], given["cluster_shape_mn"])
@@ -144,6 +160,7 @@ def _bind_wgrad(given: Mapping[str, Any]) -> Bound:
 
 
 _FORWARD_OUTPUTS = ("d_tensor", "c_tensor")
+_UNIFIED_OUTPUTS = (*(key for key in BACKWARD_KEYS if "srelu" not in key), "activation_tensor")
 _BACKWARD_OUTPUTS = ("d_row_tensor", "dprob_tensor", "dbias_tensor", "activation_tensor")
 
 GroupedGemmSm100 = make_class(
@@ -157,7 +174,11 @@ GroupedGemmSm100 = make_class(
         scalars=(),
         absent=(),
         bind=_bind_unfused,
-        arrange=arrange(FORWARD, _FORWARD_OUTPUTS, canonical_n=True),
+        arrange=arrange(
+            (*FORWARD.problem.operands, "b_ptrs"),
+            _FORWARD_OUTPUTS,
+            Mode(FORWARD, _FORWARD_OUTPUTS, {"canonical_n": True}),
+        ),
         free=FREE,
     ),
     __name__,
@@ -168,13 +189,20 @@ GroupedGemmGluSm100 = make_class(
         op=GLU,
         parameters=_GLU,
         execute=_GLU_EXECUTE,
-        inputs=(*GLU.problem.operands, "b_ptrs"),
-        outputs=_FORWARD_OUTPUTS,
-        scalars=("linear_offset",),
-        absent=(*_ABSENT, "d_col_tensor", "scheduler_counter_tensor"),
+        inputs=FORWARD_INPUTS,
+        outputs=FORWARD_OUTPUTS,
+        scalars=NUMBERS,
+        absent=(),
         bind=_bind_glu,
-        arrange=arrange(GLU, _FORWARD_OUTPUTS, canonical_n=False),
+        arrange=arrange(
+            FORWARD_INPUTS,
+            FORWARD_OUTPUTS,
+            Mode(GLU, _FORWARD_OUTPUTS, {"canonical_n": False}, scalars=1),
+            Mode(SCALED, FORWARD_OUTPUTS, SCALED_LAYOUT, scaled=True),
+        ),
+        fixed=("situ_beta1",),
         free=FREE,
+        modes=(SCALED,),
     ),
     __name__,
 )
@@ -184,12 +212,23 @@ GroupedGemmDgluSm100 = make_class(
         op=BACKWARD,
         parameters=_DGLU,
         execute=_DGLU_EXECUTE,
-        inputs=(*BACKWARD.problem.operands, "b_ptrs"),
-        outputs=_BACKWARD_OUTPUTS,
+        inputs=BACKWARD_INPUTS,
+        outputs=_UNIFIED_OUTPUTS,
         scalars=(),
-        absent=(*_ABSENT, "d_col_tensor"),
+        absent=(),
         bind=_bind_dglu,
-        arrange=arrange(BACKWARD, _BACKWARD_OUTPUTS, canonical_n=True),
+        arrange=arrange(
+            BACKWARD_INPUTS,
+            _UNIFIED_OUTPUTS,
+            Mode(BACKWARD, _BACKWARD_OUTPUTS, {"canonical_n": True}),
+            Mode(
+                SCALED_BACKWARD,
+                tuple("" if "srelu" in key else key for key in BACKWARD_KEYS),
+                SCALED_LAYOUT,
+                scaled=True,
+            ),
+        ),
+        modes=(SCALED_BACKWARD,),
         free=FREE,
     ),
     __name__,

@@ -11,10 +11,12 @@ from typing import Any
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import DTypeError, FrameworkError, OptionError, ShapeError, StrideError
 from cudnn_fe.core.frameworks import framework_of
-from cudnn_fe.core.tensor import TensorSpec, spec_of
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
 
 __all__ = [
+    "ROWS",
+    "VECTORS",
     "Buffers",
     "all_or_none",
     "as_rows",
@@ -23,9 +25,34 @@ __all__ = [
     "in_form",
     "is_narrow",
     "permuted",
+    "reformed",
+    "require_unscaled",
     "required_vector",
     "weights_of",
 ]
+
+
+ROWS = frozenset(
+    {"a_tensor", "c_tensor", "d_tensor", "d_row_tensor", "d_col_tensor", "d_srelu_tensor", "activation_tensor"}
+)
+VECTORS = frozenset({"prob_tensor", "dprob_tensor", "row_scale_tensor"})
+SCALE_OPERANDS = frozenset({"sfa_tensor", "sfb_tensor"})
+SCALE_RESULTS = frozenset({"sfd_row_tensor", "sfd_col_tensor", "sfd_col_d_srelu_tensor"})
+
+
+def reformed(name: str, x: Any) -> Any:
+    """An operand or buffer, or its spec, in the form that the ops take; None stays None."""
+    if x is None:
+        return None
+    if name in ROWS:
+        return as_rows(x, name)
+    if name in VECTORS:
+        return as_vector(x, name)
+    if name in SCALE_OPERANDS:
+        return as_flat(x, name)
+    if name in SCALE_RESULTS:
+        return as_physical(x)
+    return x
 
 
 class Buffers:
@@ -39,12 +66,50 @@ class Buffers:
             raise OptionError(
                 ", ".join(unknown), got="a buffer", wanted="the key of a result of this call", remedy="leave it out"
             )
-        taken = [(key, self._given.get(key)) for key in keys]
-        self.rows = all_or_none(*(x if x is None or x.ndim != 3 else as_rows(x, key) for key, x in taken))
+        self.rows = all_or_none(*(reformed(key, self._given.get(key)) for key in keys))
 
     def results(self, **found: Any) -> TupleDict:
         """The results, the caller's own objects where buffers were given."""
         return TupleDict(**{key: self._given.get(key, value) for key, value in found.items()})
+
+
+def require_unscaled(**given: tuple[Any, Any]) -> None:
+    """Raises unless every option of the block-scaled modes, given with its default, is at that."""
+    for name, (value, default) in given.items():
+        if value is default or (isinstance(value, int | float | str) and value == default):
+            continue
+        raise OptionError(
+            name,
+            got=repr(value) if isinstance(value, int | float | str) else type(value).__name__,
+            wanted=f"{default!r} without scale factors",
+            remedy="leave it at its default",
+        )
+
+
+def as_flat(x: Any, name: str) -> Any:
+    """Packed scales as their bytes in memory, in one dim: of the physical form, its atom view, or any compact shape."""
+    shape, strides = layout_of(x, name)
+    if len(shape) == 6 and strides != contiguous_strides(shape):
+        x = as_physical(x)
+        shape, strides = layout_of(x, name)
+    size = 1
+    for extent in shape:
+        size *= extent
+    compact = contiguous_strides(shape)
+    if size and any(s != c for s, c, extent in zip(strides, compact, shape, strict=True) if extent > 1):
+        raise StrideError(
+            name, got=f"strides {strides} for {shape}", wanted="one compact buffer", remedy="copy the physical form"
+        )
+    if isinstance(x, TensorSpec):
+        return TensorSpec((size,), (1,), x.dtype, x.device, x.alignment, x.name)
+    return x.reshape(size)
+
+
+def as_physical(x: Any) -> Any:
+    """Packed scales (1, rows / 128, columns / 4, 32, 4, 4) of that form or of its atom view."""
+    shape = tuple(x.shape)
+    is_atom = len(shape) == 6 and (shape[0], shape[1], shape[3]) == (32, 4, 4)
+    return permuted(x, (5, 2, 4, 0, 1, 3)) if is_atom else x
 
 
 def all_or_none(*outs: Any) -> tuple[Any, ...] | None:

@@ -9,6 +9,7 @@ from cudnn_fe.core.gemm_spec import GemmSpec, Major, operand_alignment
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.grouped.hopper import dglu_sm90, rows_sm90, wgrad_sm90
 from cudnn_fe.grouped.kernel_spec import RowsSpec, WgradSpec
 from cudnn_fe.grouped.operands import output
 
@@ -24,16 +25,24 @@ def _dense(spec: TensorSpec) -> int:
 
 def _gemm(problem: Any, where: Device) -> GemmSpec:
     """Types, layouts and alignment of rows and weights, and the results' types."""
-    a, b = problem.a_tensor, problem.b_tensor
+    a, b, (_, n, k, _) = problem.a_tensor, problem.b_tensor, problem.extents
+    if problem.discrete:  # compact matrices, whose addresses are multiples of 16
+        b = output(b.name, (k, n) if problem.n_major else (n, k), a.dtype, a.device)
+        b = b.permute((1, 0)) if problem.n_major else b
+    dense = _dense(b)
     return GemmSpec(
         a.dtype.name,
         b.dtype.name,
         tuple(spec.dtype.name for spec in problem.outputs),
-        b_major="k" if _dense(b) == 2 else "mn",
+        b_major="k" if dense == b.ndim - 1 else "mn",
         tile=None,
         arch=where.arch,
-        alignment=min(operand_alignment(a, 1), operand_alignment(b, _dense(b))),
+        alignment=min(operand_alignment(a, 1), operand_alignment(b, dense)),
     )
+
+
+def _addresses(spec: TensorSpec | None) -> str | None:
+    return None if spec is None else spec.dtype.name
 
 
 def rows_spec(problem: Any, where: Device) -> RowsSpec:
@@ -45,7 +54,8 @@ def rows_spec(problem: Any, where: Device) -> RowsSpec:
         prob=problem.prob_tensor is not None,
         bias_dtype=None if bias is None else bias.dtype.name,
         wanted=frozenset({"c"} if problem.generate_c else ()),
-        zero_tail=getattr(problem, "zero_tail", True),
+        zero_tail=problem.zero_tail,
+        addresses=_addresses(problem.b_tensor if problem.discrete else None),
     )
 
 
@@ -58,7 +68,8 @@ def dglu_spec(problem: Any, where: Device) -> RowsSpec:
         c_dtype=problem.c_tensor.dtype.name,
         wanted=frozenset(name for name, given in wanted.items() if given),
         round_product=problem.round_dgrad,
-        zero_tail=getattr(problem, "zero_tail", True),
+        zero_tail=problem.zero_tail,
+        addresses=_addresses(problem.b_tensor if problem.discrete else None),
     )
 
 
@@ -74,12 +85,14 @@ def _dglu_scratch(problem: Any, spec: Any) -> tuple[TensorSpec, ...]:
 def rows_kernels(folder: str) -> tuple[Kernel, ...]:
     """The kernels of the forward in ``cudnn_fe.grouped.<folder>``, best first."""
     return (
+        rows_sm90(folder, rows_spec),
         Kernel(
             backend="portable",
             module=f"cudnn_fe.grouped.{folder}.portable",
             refuse=portable_refusal,
             specialise=rows_spec,
             targets=PORTABLE_TARGETS,
+            verified=("H200",),
         ),
     )
 
@@ -103,10 +116,12 @@ def wgrad_spec(problem: Any, where: Device) -> WgradSpec:
         arch=where.arch,
         alignment=min(alignments),
     )
-    return WgradSpec(gemm, problem.wgrad_tensor is not None, problem.ragged)
+    adds = problem.wgrad_tensor is not None or problem.accumulate
+    return WgradSpec(gemm, adds, problem.ragged, _addresses(problem.wgrad_ptrs))
 
 
 DGLU_KERNELS = (
+    dglu_sm90(dglu_spec),
     Kernel(
         backend="portable",
         module="cudnn_fe.grouped.dglu.portable",
@@ -114,14 +129,17 @@ DGLU_KERNELS = (
         specialise=dglu_spec,
         targets=PORTABLE_TARGETS,
         scratch=_dglu_scratch,
+        verified=("H200",),
     ),
 )
 WGRAD_KERNELS = (
+    wgrad_sm90(wgrad_spec),
     Kernel(
         backend="portable",
         module="cudnn_fe.grouped.wgrad.portable",
         refuse=portable_refusal,
         specialise=wgrad_spec,
         targets=PORTABLE_TARGETS,
+        verified=("H200",),
     ),
 )

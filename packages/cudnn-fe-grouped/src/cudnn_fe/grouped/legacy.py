@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from cudnn_fe.core.legacy import make_alias
 from cudnn_fe.grouped.dglu import grouped_gemm_glu_backward
 from cudnn_fe.grouped.glu import grouped_gemm_glu_forward
@@ -18,18 +16,17 @@ __all__ = [
 ]
 
 
-def _wrapper(name: str, target: Any, *features: str) -> Any:
-    function = make_alias(name, target, __name__)
-    for feature in features:
-        setattr(function, f"supports_{feature}", True)
-    return function
-
-
 _BOTH = ("canonical_layouts", "bf16_canonical_layouts")
 
-grouped_gemm_wrapper_sm100 = _wrapper("grouped_gemm_wrapper_sm100", grouped_gemm_forward, "bf16_canonical_layouts")
-grouped_gemm_glu_wrapper_sm100 = _wrapper(
-    "grouped_gemm_glu_wrapper_sm100", grouped_gemm_glu_forward, *_BOTH, "external_scheduler_counter"
+grouped_gemm_wrapper_sm100 = make_alias(
+    "grouped_gemm_wrapper_sm100", grouped_gemm_forward, __name__, ("bf16_canonical_layouts",)
 )
-grouped_gemm_dglu_wrapper_sm100 = _wrapper("grouped_gemm_dglu_wrapper_sm100", grouped_gemm_glu_backward, *_BOTH)
-grouped_gemm_wgrad_wrapper_sm100 = _wrapper("grouped_gemm_wgrad_wrapper_sm100", grouped_gemm_wgrad_forward, *_BOTH)
+grouped_gemm_glu_wrapper_sm100 = make_alias(
+    "grouped_gemm_glu_wrapper_sm100", grouped_gemm_glu_forward, __name__, (*_BOTH, "external_scheduler_counter")
+)
+grouped_gemm_dglu_wrapper_sm100 = make_alias(
+    "grouped_gemm_dglu_wrapper_sm100", grouped_gemm_glu_backward, __name__, _BOTH
+)
+grouped_gemm_wgrad_wrapper_sm100 = make_alias(
+    "grouped_gemm_wgrad_wrapper_sm100", grouped_gemm_wgrad_forward, __name__, _BOTH
+)

@@ -38,7 +38,8 @@ FLOATS = ("bfloat16", "float16", "float32")
 MOST_EXPERTS = 1024
 GROUP_NOTES = (
     "Groups may have any size: ends need not be multiples of 256, empty groups may stand anywhere, and rows past the "
-    "last end are neither read nor written (fresh results hold zeros there). Offsets stay on the device.",
+    "last end are neither read nor written; results hold zeros there where no buffer is given. Offsets stay on the "
+    "device.",
     "Sums are float32; every result is rounded once. Bit-equal from run to run; no atomics.",
     "Discrete weights (`b_ptrs`) are read where the addresses say: device memory for CUDA tensors, host memory for "
     "others. The caller keeps that memory alive. No address may be 0. A reference reads the addresses on the host.",
@@ -58,6 +59,7 @@ class GroupedRows(Problem):
         prob_tensor: (M,) gates of the rows, or None for 1.
         n: N of weights behind addresses; 0 for dense ones.
         n_major: Whether those lie (K, N) in memory, N contiguous.
+        zero_tail: Whether rows past the last end become zeros; else results keep what they held.
     """
 
     optional: ClassVar[frozenset[str]] = frozenset({"prob_tensor", "bias_tensor"})
@@ -71,6 +73,7 @@ class GroupedRows(Problem):
     prob_tensor: TensorSpec | None
     n: int
     n_major: bool
+    zero_tail: bool
 
     @property
     def discrete(self) -> bool:
@@ -107,7 +110,12 @@ class GroupedRows(Problem):
         }
 
 
-def row_fields(*operands: TensorSpec | None, options: Mapping[str, Any], dtypes: tuple[str, ...]) -> dict[str, Any]:
+def row_fields(
+    *operands: TensorSpec | None,
+    options: Mapping[str, Any],
+    dtypes: tuple[str, ...],
+    prob_dtypes: tuple[str, ...] = ("float32",),
+) -> dict[str, Any]:
     """Validate A, B, offsets, alpha and prob, and return the fields of `GroupedRows`."""
     a, b, offsets, alpha, prob = operands
     assert a is not None
@@ -125,7 +133,7 @@ def row_fields(*operands: TensorSpec | None, options: Mapping[str, Any], dtypes:
         _require_dense(a, b, count, dtypes)
     require_rows(alpha, (count,), "(L,)", "float32")
     if prob is not None:
-        require_rows(prob, a.shape[:1], "(M,)", "float32")
+        require_rows(prob, a.shape[:1], "(M,)", *prob_dtypes)
     require_same_device(a, b, offsets, alpha, prob)
     return {
         "a_tensor": a,
@@ -135,6 +143,7 @@ def row_fields(*operands: TensorSpec | None, options: Mapping[str, Any], dtypes:
         "prob_tensor": prob,
         "n": n,
         "n_major": n_major,
+        "zero_tail": bool(options.get("zero_tail", True)),
     }
 
 

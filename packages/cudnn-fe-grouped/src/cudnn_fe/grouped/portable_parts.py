@@ -39,17 +39,17 @@ class PortableRows(PortableGemm):
         self.factors_at = self.shared_bytes
         self.shared_bytes += 2 * _VECTOR_BYTES
 
-    def row_tiles(self, a: Any, b: Any, offsets: Any) -> DenseTiles:
-        """The output's tiles, one for each block; they count slots instead of rows."""
-        slots = slot_count(offsets, a.shape[0], TILE_ROWS)
-        columns = (Int32(b.shape[1]) + (TILE_ROWS - 1)) // TILE_ROWS
+    def row_tiles(self, offsets: Any, extents: tuple[Any, Any]) -> DenseTiles:
+        """The output's tiles, one for each block, of extents (M, N); they count slots instead of rows."""
+        slots = slot_count(offsets, extents[0], TILE_ROWS)
+        columns = (Int32(extents[1]) + (TILE_ROWS - 1)) // TILE_ROWS
         return DenseTiles(slots, columns, Int32(1), Int32(0), (1, 1, 1), BAND)
 
     @cute.jit
-    def place(self, a: cute.Tensor, b: cute.Tensor, offsets: cute.Tensor) -> Any:
+    def place(self, offsets: cute.Tensor, extents: cutlass.Constexpr) -> Any:
         """This block's `TileCoordinate`, and its `RowTile`."""
-        tile = self.row_tiles(a, b, offsets).coordinate(cute.arch.block_idx()[0], (Int32(0), Int32(0), Int32(0)))
-        return tile, row_tile(offsets, Int32(a.shape[0]), tile.m, TILE_ROWS)
+        tile = self.row_tiles(offsets, extents).coordinate(cute.arch.block_idx()[0], (Int32(0), Int32(0), Int32(0)))
+        return tile, row_tile(offsets, Int32(extents[0]), tile.m, TILE_ROWS)
 
     @cute.jit
     def staged_rows(
@@ -59,10 +59,21 @@ class PortableRows(PortableGemm):
         alpha: Float32,
         prob: Any,
         bias: Any,
+        columns: Int32,
         tile: cutlass.Constexpr,
         rows: cutlass.Constexpr,
     ) -> Any:
         """Compute a tile of ``alpha * A * B^T`` of an expert of 0 to L - 1.
+
+        Args:
+            a: (M, K).
+            b: (L, N, K), or addresses of (N, K) matrices.
+            alpha: The expert's factor.
+            prob: (M,) or None.
+            bias: (N, L) or None.
+            columns: N.
+            tile: The `TileCoordinate`.
+            rows: The `RowTile`.
 
         Returns:
             The `StagedTile`, readable by every thread, and its `Factors`.
@@ -72,8 +83,15 @@ class PortableRows(PortableGemm):
         factors = Factors(shared + self.factors_at, prob is not None, bias is not None)
         factors.load(prob, bias, rows, column)
         operand = MatrixPart.of(a).from_row(rows.first, rows.rows)
-        weights = MatrixPart.of(b, rows.expert, 0).from_row(column)
+        weights = self._weights(a, b, rows.expert, columns).from_row(column)
         return self.staged_parts(operand, weights, alpha, shared), factors
+
+    def _weights(self, a: Any, b: Any, expert: Any, columns: Any) -> MatrixPart:
+        """An expert's (N, K) matrix."""
+        if self.spec.addresses is None:
+            return MatrixPart.of(b, expert, 0)
+        k_major = self.spec.gemm.b_major == "k"
+        return MatrixPart.at(b, expert, a.element_type, (columns, a.shape[1]), k_major)
 
 
 class Factors:
@@ -136,11 +154,14 @@ def _zeros(staged: StagedTile, line: Any, inner: Any, count: int) -> list[Float3
 
 
 def fake_rows(spec: RowsSpec) -> tuple[Any, ...]:
-    """Stand-ins for A (M, K), the weights (L, N, K), offsets and alpha (L,)."""
+    """Stand-ins for A (M, K), the weights (L, N, K) or their addresses, offsets and alpha (L,)."""
     gemm = spec.gemm
+    weights = fake_tensor(gemm.b_dtype, -1, alignment=gemm.alignment)
+    if spec.addresses is not None:
+        weights = fake_tensor(spec.addresses, -1, rank=1, alignment=8)
     return (
         fake_tensor(gemm.a_dtype, -1, rank=2, alignment=gemm.alignment),
-        fake_tensor(gemm.b_dtype, -1, alignment=gemm.alignment),
+        weights,
         fake_tensor("int32", -1, rank=1, alignment=4),
         fake_tensor("float32", -1, rank=1, alignment=4),
     )

@@ -31,6 +31,7 @@ _NAMES = {
     "engram_gate": "engram_gate_saved_forward engram_gate_saved_backward "
     "engram_gate_saved_jax_forward engram_gate_saved_jax_backward",
     "engram_gate.legacy": "EngramGateSavedForward EngramGateSavedBackward",
+    "hstu_lmsd.legacy": "HSTULMSDFwd HSTULMSDBwd",
     "hstu_lmsd": "hstu_lmsd_forward hstu_lmsd_backward hstu_lmsd_jax_forward hstu_lmsd_jax_backward",
 }
 

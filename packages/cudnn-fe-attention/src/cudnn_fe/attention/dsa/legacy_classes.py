@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cudnn_fe.attention.called import CalledClass, given_of
 from cudnn_fe.attention.dsa.dense_scores import dsa_dense_attn_score_forward, dsa_dense_indexer_score_forward
 from cudnn_fe.attention.dsa.dense_scores.op import ATTENTION, INDEXER
 from cudnn_fe.attention.dsa.indexer import dsa_indexer_forward
@@ -13,7 +14,6 @@ from cudnn_fe.attention.dsa.indexer.operands import check_tiles
 from cudnn_fe.attention.dsa.sparse_attention import dsa_sparse_attention_forward
 from cudnn_fe.attention.dsa.sparse_attention.op import FORWARD
 from cudnn_fe.attention.operands import check_samples, deliver
-from cudnn_fe.core.class_api import OpClass
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.op import Op, Problem
@@ -25,16 +25,12 @@ __all__ = ["DenseAttnScoreRecompute", "DenseIndexerScoreRecompute", "IndexerForw
 Bound = tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in ("self", "__class__")}
-
-
 def _spec(given: Mapping[str, Any], name: str) -> TensorSpec | None:
     sample = given[f"sample_{name}"]
     return None if sample is None else spec_of(sample, name)
 
 
-class IndexerForward(OpClass):
+class IndexerForward(CalledClass):
     """Class API of `dsa_indexer_forward` for padded plain operands, into a buffer whose rows may be longer."""
 
     op = SCORES
@@ -54,7 +50,7 @@ class IndexerForward(OpClass):
         sm_scale: float = 1.0,
     ) -> None:
         self._ratio, self._sm_scale = ratio, sm_scale
-        self._set_up(_given(locals()))
+        self._set_up(given_of(locals()))
 
     @staticmethod
     def _bind(given: Mapping[str, Any]) -> Bound:  # type: ignore[override]
@@ -81,9 +77,7 @@ class IndexerForward(OpClass):
         seen = TensorSpec(wanted.shape, out.strides, out.dtype, out.device, out.alignment, "out")
         return problem, check_samples(problem, (seen,)), (float(given["sm_scale"]),)
 
-    def execute(  # type: ignore[override]
-        self, q: Any, k: Any, w: Any, out: Any, current_stream: Any = None
-    ) -> None:
+    def execute(self, q: Any, k: Any, w: Any, out: Any, current_stream: Any = None) -> None:
         """Write the scores into the first Sk columns of ``out``; those after them are not touched."""
         self._require_compiled()
         dsa_indexer_forward(
@@ -137,7 +131,7 @@ def _matching(name: str, given: Any, made: Any) -> Any:
     return made if given is None else given
 
 
-class DenseIndexerScoreRecompute(OpClass):
+class DenseIndexerScoreRecompute(CalledClass):
     """Class API of `dsa_dense_indexer_score_forward` for plain operands."""
 
     op = INDEXER
@@ -157,13 +151,13 @@ class DenseIndexerScoreRecompute(OpClass):
         max_seqlen_k: int | None = None,
     ) -> None:
         self._made = sm_scale, ratio, max_seqlen_q, max_seqlen_k
-        self._set_up(_given(locals()))
+        self._set_up(given_of(locals()))
 
     @staticmethod
     def _bind(given: Mapping[str, Any]) -> Bound:  # type: ignore[override]
         return _bind_dense(INDEXER, "weights", "sm_scale", given)
 
-    def execute(  # type: ignore[override]
+    def execute(
         self,
         q: Any,
         k: Any,
@@ -199,7 +193,7 @@ class DenseIndexerScoreRecompute(OpClass):
         )
 
 
-class DenseAttnScoreRecompute(OpClass):
+class DenseAttnScoreRecompute(CalledClass):
     """Class API of `dsa_dense_attn_score_forward` for plain operands."""
 
     op = ATTENTION
@@ -219,13 +213,13 @@ class DenseAttnScoreRecompute(OpClass):
         max_seqlen_k: int | None = None,
     ) -> None:
         self._made = softmax_scale, ratio, max_seqlen_q, max_seqlen_k
-        self._set_up(_given(locals()))
+        self._set_up(given_of(locals()))
 
     @staticmethod
     def _bind(given: Mapping[str, Any]) -> Bound:  # type: ignore[override]
         return _bind_dense(ATTENTION, "lse", "softmax_scale", given)
 
-    def execute(  # type: ignore[override]
+    def execute(
         self,
         q: Any,
         k: Any,
@@ -261,7 +255,7 @@ class DenseAttnScoreRecompute(OpClass):
         )
 
 
-class SparseAttentionForward(OpClass):
+class SparseAttentionForward(CalledClass):
     """Class API of `dsa_sparse_attention_forward`; results without a buffer are allocated."""
 
     op = FORWARD
@@ -277,7 +271,7 @@ class SparseAttentionForward(OpClass):
         indexer_topk: int = 0,
     ) -> None:
         self._softmax_scale, self._indexer_topk = softmax_scale, indexer_topk
-        self._set_up(_given(locals()))
+        self._set_up(given_of(locals()))
 
     @staticmethod
     def _bind(given: Mapping[str, Any]) -> Bound:  # type: ignore[override]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.arrays import take, wide
-from cudnn_fe.attention.operands import FLOATS, require_offsets, statistics_dtype
+from cudnn_fe.attention.operands import FLOATS, require_offsets, require_same_dtype, statistics_dtype
 from cudnn_fe.attention.sequences import rows_of
 from cudnn_fe.core.block_scale import MXFP4, MXFP8_E4M3, dequantize, unswizzle_scales
 from cudnn_fe.core.codecs import pack_fp4, to_codes, unpack_fp4
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError
-from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_one_of, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -35,7 +34,7 @@ def normal_precision(given: Any, allowed: tuple[str, ...] = PRECISIONS) -> str:
 def packed_pairs(x: Any) -> Any:
     """FP4 arrays of NumPy and JAX, one element a byte, as two a byte, which is torch's FP4; others as they are."""
     kind = getattr(x, "dtype", None)
-    if kind is None or dtype(kind).name != "float4_e2m1fn" or framework_of(x) == "torch":
+    if kind is None or hasattr(x, "detach") or dtype(kind).name != "float4_e2m1fn":  # torch's are pairs already
         return x
     return pack_fp4(to_codes(x))
 
@@ -61,13 +60,14 @@ def check_precision(
         plain = precision == "bf16"
         require_dtype(weights, *((q.dtype.name, statistics_dtype(q).name) if plain else _WEIGHTS))
     require_one_of(sf_vec_size, "sf_vec_size", (_BLOCK,))
+    require_same_dtype(q, k)
     packed = q.ndim == 3
     names = ("q_scale", "k_scale")
-    for name, spec in zip(names, scales, strict=True):
-        if (spec is None) != (precision == "bf16"):
+    for name, scale in zip(names, scales, strict=True):
+        if (scale is None) != (precision == "bf16"):
             raise OptionError(
                 name,
-                got="None" if spec is None else "a tensor",
+                got="None" if scale is None else "a tensor",
                 wanted=f"{'None' if precision == 'bf16' else 'scales'} with precision {precision!r}",
                 remedy="name the precision of the operands, and pass scales for all but bf16",
             )

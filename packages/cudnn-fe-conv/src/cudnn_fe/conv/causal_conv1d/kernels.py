@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.conv.operands import vector_length
@@ -109,28 +110,21 @@ def _long_scratch(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[Tensor
     return (*_partial_sums(problem, spec), replace(dx, dtype=kind, name="dz"))
 
 
-_FOLDER = "cudnn_fe.conv.causal_conv1d"
+def _kernel(
+    module: str,
+    refuse: Callable[[Any, Device], str | None],
+    specialise: Callable[[Any, Device], ConvSpec],
+    scratch: Callable[[Any, Any], tuple[TensorSpec, ...]] | None = None,
+) -> Kernel:
+    path = f"cudnn_fe.conv.causal_conv1d.{module}"
+    return Kernel("portable", path, refuse, specialise, PORTABLE_TARGETS, scratch, verified=("H200",))
+
+
 FORWARD_KERNELS = (
-    Kernel("portable", f"{_FOLDER}.portable", _refuse_wide, _forward_spec, PORTABLE_TARGETS, opt_in=True),
-    Kernel("portable", f"{_FOLDER}.portable_long", _refuse, _forward_spec, PORTABLE_TARGETS, opt_in=True),
+    _kernel("portable", _refuse_wide, _forward_spec),
+    _kernel("portable_long", _refuse, _forward_spec),
 )
 BACKWARD_KERNELS = (
-    Kernel(
-        "portable",
-        f"{_FOLDER}.portable_backward",
-        _refuse_wide,
-        _backward_spec,
-        PORTABLE_TARGETS,
-        _partial_sums,
-        opt_in=True,
-    ),
-    Kernel(
-        "portable",
-        f"{_FOLDER}.portable_backward_long",
-        _refuse,
-        _backward_spec,
-        PORTABLE_TARGETS,
-        _long_scratch,
-        opt_in=True,
-    ),
+    _kernel("portable_backward", _refuse_wide, _backward_spec, _partial_sums),
+    _kernel("portable_backward_long", _refuse, _backward_spec, _long_scratch),
 )

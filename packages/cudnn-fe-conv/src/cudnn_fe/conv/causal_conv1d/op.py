@@ -231,7 +231,6 @@ class CausalConv1dBackward(Sequences):
 
 FORWARD = Op(
     name="causal_conv1d",
-    reference_on_gpu=True,
     package="cudnn-fe-conv",
     problem=CausalConv1d,
     reference="cudnn_fe.conv.causal_conv1d.reference:causal_conv1d",
@@ -251,7 +250,6 @@ FORWARD = Op(
 
 BACKWARD = Op(
     name="causal_conv1d_backward",
-    reference_on_gpu=True,
     package="cudnn-fe-conv",
     problem=CausalConv1dBackward,
     reference="cudnn_fe.conv.causal_conv1d.reference:causal_conv1d_backward",

@@ -57,6 +57,6 @@ KERNELS = (
         refuse=_refuse,
         specialise=_specialise,
         targets=PORTABLE_TARGETS,
-        opt_in=True,
+        verified=("H200",),
     ),
 )

@@ -146,7 +146,6 @@ for t in range(15, 20):
 
 UPDATE = Op(
     name="causal_conv1d_update",
-    reference_on_gpu=True,
     package="cudnn-fe-conv",
     problem=CausalConv1dUpdate,
     reference="cudnn_fe.conv.causal_conv1d_update.reference:causal_conv1d_update",

@@ -21,7 +21,7 @@ from cudnn_fe.core.codecs.formats import (
 )
 from cudnn_fe.core.codecs.narrow import round_to_tf32, to_bfloat16, to_float16
 from cudnn_fe.core.codecs.pack import pack_fp4, unpack_fp4
-from cudnn_fe.core.codecs.views import from_codes, to_codes
+from cudnn_fe.core.codecs.views import from_codes, packed_pairs, to_codes
 
 __all__ = [
     "E2M1",
@@ -38,6 +38,7 @@ __all__ = [
     "format_of",
     "from_codes",
     "pack_fp4",
+    "packed_pairs",
     "round_to_tf32",
     "to_bfloat16",
     "to_codes",

@@ -13,7 +13,7 @@ from cudnn_fe.core.codecs.pack import pack_fp4, unpack_fp4
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import DTypeError
 
-__all__ = ["from_codes", "to_codes"]
+__all__ = ["from_codes", "packed_pairs", "to_codes"]
 
 
 def to_codes(x: Array) -> Array:
@@ -88,3 +88,25 @@ def from_codes(codes: Array, format: Any) -> Array:
     if row is E2M1 and array_api_compat.is_jax_array(codes):
         codes = xp.astype(codes, xp.uint4)
     return codes.view(getattr(ml_dtypes, row.name))
+
+
+def packed_pairs(x: Array, *, axis: int = -1) -> Array:
+    """FP4 arrays of NumPy and JAX, which hold one element a byte, as packed pairs; others, and None, as they are.
+
+    Args:
+        x: An array, or None.
+        axis: The axis that halves.
+
+    Returns:
+        uint8 pairs, or ``x``.
+
+    Example:
+        >>> import ml_dtypes, numpy as np
+        >>> packed_pairs(np.asarray([1.0, -6.0], ml_dtypes.float4_e2m1fn)).tolist()
+        [242]
+
+    The order is that of `pack_fp4`.
+    """
+    if x is None or dtype_of(x).name != E2M1.name or array_api_compat.is_torch_array(x):
+        return x
+    return pack_fp4(to_codes(x), axis=axis)

@@ -8,6 +8,7 @@ The columns of a block that one thread holds are the same 2 of every 8, so colum
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from cudnn_fe.core.cute.numerics import element_type
 __all__ = [
     "BlockPlace",
     "Epilogue",
+    "FetchingEpilogue",
     "Output",
     "fragment_column",
     "fragment_row",
@@ -50,7 +52,25 @@ class BlockPlace(NamedTuple):
     thread: Int32
 
 
-Epilogue = Callable[[cute.Tensor, BlockPlace, Any], tuple[cute.Tensor, ...]]
+class FetchingEpilogue(ABC):
+    """An epilogue that reads a tensor, some blocks ahead of its use: the first ones before the products of a tile.
+
+    Attributes:
+        ahead: How many blocks.
+    """
+
+    ahead: int
+
+    @abstractmethod
+    def fetch(self, where: BlockPlace, arguments: Any) -> Any:
+        """Issue a block's loads, and return what they bring."""
+
+    @abstractmethod
+    def __call__(self, block: cute.Tensor, where: BlockPlace, arguments: Any, fetched: Any) -> tuple[cute.Tensor, ...]:
+        """The outputs' fragments."""
+
+
+Epilogue = Callable[[cute.Tensor, BlockPlace, Any], tuple[cute.Tensor, ...]] | FetchingEpilogue
 
 
 @dataclass(frozen=True)

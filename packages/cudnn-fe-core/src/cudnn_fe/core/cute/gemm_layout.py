@@ -79,7 +79,7 @@ class GemmLayout(ABC):
     fills: bool = False
 
     @abstractmethod
-    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: tuple[Any, ...]) -> Extents:
+    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: Any) -> Extents:
         """M, N, K and the batches or groups."""
 
     @abstractmethod
@@ -95,9 +95,7 @@ class GemmLayout(ABC):
         """No fewer cluster tiles than there are, known on the host."""
 
     @abstractmethod
-    def schedule(
-        self, extents: Extents, tables: tuple[Any, ...], tile: tuple[int, int, int], cluster: Any, group_m: int
-    ) -> Any:
+    def schedule(self, extents: Extents, tables: Any, tile: tuple[int, int, int], cluster: Any, group_m: int) -> Any:
         """The order of tiles, made on the device; it offers ``total()``."""
 
     @abstractmethod
@@ -108,7 +106,7 @@ class GemmLayout(ABC):
     def k_tiles(self, tiles: Any, linear: Int32) -> Int32:
         """K tiles of the tile at a linear index, which may lie past the total."""
 
-    def fill(self, extents: Extents, tables: tuple[Any, ...], worker: Int32, workers: Int32, threads: int) -> None:
+    def fill(self, extents: Extents, tables: Any, worker: Int32, workers: Int32, threads: int) -> None:
         """What no tile writes, by `threads` threads of each of `workers` CTAs that have nothing else to do."""
         raise NotImplementedError
 
@@ -117,7 +115,7 @@ class GemmLayout(ABC):
 class DenseGemm(GemmLayout):
     """A (M, K, L), B (N, K, L), outputs (M, N, L)."""
 
-    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: tuple[Any, ...]) -> Extents:
+    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: Any) -> Extents:
         """M, N, K and L."""
         return (a.shape[0], b.shape[0], a.shape[1], a.shape[2])
 
@@ -134,7 +132,7 @@ class DenseGemm(GemmLayout):
         return DenseTiles.of(extents, tile, cluster, 1).total()
 
     def schedule(
-        self, extents: Extents, tables: tuple[Any, ...], tile: tuple[int, int, int], cluster: Any, group_m: int
+        self, extents: Extents, tables: Any, tile: tuple[int, int, int], cluster: Any, group_m: int
     ) -> DenseTiles:
         """Batch by batch."""
         return DenseTiles.of(extents, tile, cluster, group_m)
@@ -166,7 +164,7 @@ class RowGroups(GemmLayout):
     fills: bool = False
     addressed: bool = False
 
-    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: GroupTables) -> Extents:
+    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: Any) -> Extents:
         """M, N, K and L."""
         return (a.shape[0], b.shape[0 if self.addressed else 1], a.shape[1], tables.offsets.shape[0])
 
@@ -187,7 +185,7 @@ class RowGroups(GemmLayout):
         return GroupedTiles.at_most(extents[3], extents[0], extents[1], tile[:2], cluster[1])
 
     def schedule(
-        self, extents: Extents, tables: GroupTables, tile: tuple[int, int, int], cluster: Any, group_m: int
+        self, extents: Extents, tables: Any, tile: tuple[int, int, int], cluster: Any, group_m: int
     ) -> _RowTiles:
         """Group by group."""
         groups = GroupedTiles.of(tables.offsets, extents[0], extents[1], tile[:2], cluster[1], group_m)
@@ -208,7 +206,7 @@ class RowGroups(GemmLayout):
         """K's, the same everywhere."""
         return tiles.k_tiles
 
-    def fill(self, extents: Extents, tables: GroupTables, worker: Int32, workers: Int32, threads: int) -> None:
+    def fill(self, extents: Extents, tables: Any, worker: Int32, workers: Int32, threads: int) -> None:
         """Zeros in the rows behind the last group."""
         _, end = group_bounds(tables.offsets, extents[3], extents[0])
         for out in tables.tails:
@@ -241,7 +239,7 @@ class SumGroups(GemmLayout):
 
     addressed: bool = False
 
-    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: GroupTables) -> Extents:
+    def extents(self, a: cute.Tensor, b: cute.Tensor, tables: Any) -> Extents:
         """M, N, T and L."""
         return (a.shape[0], b.shape[0], a.shape[1], tables.offsets.shape[0])
 
@@ -260,7 +258,7 @@ class SumGroups(GemmLayout):
         return DenseTiles.of(extents, tile, cluster, 1).total()
 
     def schedule(
-        self, extents: Extents, tables: GroupTables, tile: tuple[int, int, int], cluster: Any, group_m: int
+        self, extents: Extents, tables: Any, tile: tuple[int, int, int], cluster: Any, group_m: int
     ) -> _SumTiles:
         """Group by group."""
         outputs = DenseTiles.of(extents, tile, cluster, group_m)

@@ -10,7 +10,7 @@ from cutlass import Float32, Int32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from cudnn_fe.core.cute import epilogue_sm90, mainloop_sm90, split_k
-from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Epilogue, Output
+from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Epilogue, FetchingEpilogue, Output
 from cudnn_fe.core.cute.gemm_layout import DenseGemm, Extents, GemmLayout, Rank, TilePlace
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.tma import TmaTile, k_tiles, load_tile, store_tile, tile_at
@@ -61,6 +61,7 @@ class GemmSm90:
         self.warpgroup_columns = tile.n // tile.warpgroups_n
         self.row_blocks = tile.m // (64 * tile.warpgroups_m)
         self.blocks = self.warpgroup_columns // block_columns
+        self.ahead = epilogue.ahead if isinstance(epilogue, FetchingEpilogue) else 0
         self.values = block_columns // 2
         self.cluster = (tile.cluster_m, tile.cluster_n, tile.split_k)
         self.a_rows = tile.fetched_m or tile.m
@@ -69,13 +70,19 @@ class GemmSm90:
         self.stage_bytes = (tile.m + tile.n) * mainloop_sm90.STAGE_BYTES_K
         slot_bytes = self.consumers * sum(output.bytes for output in outputs)
         free = SMEM_BYTES - BARRIER_BYTES
-        self.slots = 2 if (free - 2 * slot_bytes) // self.stage_bytes == (free - slot_bytes) // self.stage_bytes else 1
-        if self.row_blocks * self.blocks % self.slots:
-            self.slots = 1  # a tile's last block and the next one's first would share a slot while TMA reads it
-        self.stages = (free - self.slots * slot_bytes) // self.stage_bytes
+        self.slots, self.stages = self._share(free, slot_bytes, self.row_blocks * self.blocks)
         mailbox_bytes = split_k.mailbox_bytes(self.blocks, self.values, tile.split_k) * self.consumers
         if tile.split_k > 1 and (mailbox_bytes > self.stages * self.stage_bytes or self.row_blocks > 1):
             raise ValueError(f"K split in {tile.split_k} needs more shared memory than the stages of {tile} have")
+
+    def _share(self, free: int, slot_bytes: int, blocks: int) -> tuple[int, int]:
+        """Slots for stored blocks and stages for operands in the shared memory there is.
+
+        A tile's blocks must fill the slots evenly: else its last block and the next one's first would share one.
+        """
+        two = (free - 2 * slot_bytes) // self.stage_bytes
+        one = (free - slot_bytes) // self.stage_bytes
+        return (2, two) if one == two and blocks % 2 == 0 else (1, one)
 
     def tiled_mma(self) -> Any:
         """The products of one CTA."""
@@ -263,6 +270,11 @@ class GemmSm90:
                 pipeline.NamedBarrier(TURN_BARRIER, 2 * WARPGROUP).arrive()
         for linear in cutlass.range(first + turn * step, tiles.total(), step * turns, unroll=1):
             at = self.layout.place(tiles, linear, rank, self.cta_tile)
+            row = (consumer - turn) % self.tile.warpgroups_m
+            column = at.n * self.tile.warpgroups_n + (consumer - turn) // self.tile.warpgroups_m
+            places = [divmod(index, self.blocks) for index in range(self.row_blocks * self.blocks)]
+            blocks = [(row + down, column * self.blocks + right) for down, right in places]
+            fetched = [self.fetch(at, block, arguments) for block in blocks[: self.ahead]]
             next_turn = None
             if cutlass.const_expr(self.tile.ping_pong):
                 # An mbarrier tells apart neighbouring laps only: waiting for a stage several laps ahead of the
@@ -273,13 +285,13 @@ class GemmSm90:
             state = multiply(ring, state, tiled_mma, acc, tCrA, tCrB, at.k_tiles, next_turn)
             if cutlass.const_expr(self.tile.ping_pong):
                 state = mainloop_sm90.skip(state, self.layout.k_tiles(tiles, linear + step))
-            row = (consumer - turn) % self.tile.warpgroups_m
-            column = at.n * self.tile.warpgroups_n + (consumer - turn) // self.tile.warpgroups_m
             if cutlass.const_expr(self.tile.split_k == 1):
-                for index in cutlass.range_constexpr(self.row_blocks * self.blocks):
+                for index in cutlass.range_constexpr(len(blocks)):
                     fragment = cute.make_tensor(acc.iterator + index * self.values, cute.make_layout(self.values))
-                    block = (row + index // self.blocks, column * self.blocks + index % self.blocks)
-                    self.store(fragment, stores, sOuts, at, block, consumer, index % self.slots, arguments)
+                    if cutlass.const_expr(index + self.ahead < len(blocks)):
+                        fetched.append(self.fetch(at, blocks[index + self.ahead], arguments))
+                    slot, found = index % self.slots, fetched[index]
+                    self.store(fragment, stores, sOuts, at, blocks[index], consumer, slot, arguments, found)
             else:
                 neighbours = self.tile.cluster_m * self.tile.cluster_n
                 first_peer = rank[0] + rank[1] * self.tile.cluster_m
@@ -289,8 +301,21 @@ class GemmSm90:
                     block = rank[2] + index * self.tile.split_k
                     if block < self.blocks:
                         place = (row, column * self.blocks + block)
-                        self.store(sums[index], stores, sOuts, at, place, consumer, index % self.slots, arguments)
+                        slot, found = index % self.slots, self.fetch(at, place, arguments)
+                        self.store(sums[index], stores, sOuts, at, place, consumer, slot, arguments, found)
         cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    def where(self, at: TilePlace, block: tuple[Int32, Int32]) -> BlockPlace:
+        """The place of a block of the tile, for this thread."""
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        row, column = at.row + 64 * block[0], block[1] * self.block_columns
+        return BlockPlace(row, column, at.begin, at.end, at.batch, thread)
+
+    def fetch(self, at: TilePlace, block: tuple[Int32, Int32], arguments: Any) -> tuple[Any, ...]:
+        """What the epilogue reads for a block besides `arguments`, if it reads anything."""
+        if not isinstance(self.epilogue, FetchingEpilogue):
+            return ()
+        return (self.epilogue.fetch(self.where(at, block), arguments),)
 
     @cute.jit
     def store(
@@ -303,6 +328,7 @@ class GemmSm90:
         consumer: Int32,
         slot: cutlass.Constexpr[int],
         arguments: Any,
+        fetched: Any,
     ) -> None:
         """Runs the epilogue on a block of the tile; its row counts from the tile's, in 64s, its column from N's first.
 
@@ -311,9 +337,7 @@ class GemmSm90:
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0
         barrier = pipeline.NamedBarrier(STORE_BARRIER + consumer, WARPGROUP)
-        row = 64 * block[0]
-        where = BlockPlace(at.row + row, block[1] * self.block_columns, at.begin, at.end, at.batch, thread)
-        results = self.epilogue(fragment, where, arguments)
+        results = self.epilogue(fragment, self.where(at, block), arguments, *fetched)
         place = consumer * self.slots + slot
         if storing_warp:
             cute.arch.cp_async_bulk_wait_group(self.slots - 1, read=True)
@@ -324,7 +348,7 @@ class GemmSm90:
         barrier.arrive_and_wait()
         if storing_warp:
             for output, store, sOut in zip(self.outputs, stores, sOuts, strict=True):
-                corner = (at.out_row + row, block[1] * output.columns, *at.out)
+                corner = (at.out_row + 64 * block[0], block[1] * output.columns, *at.out)
                 gOut = tile_at(store.tensor, corner, (64, output.columns))
                 tSsOut, tSgOut = cpasync.tma_partition(
                     store.atom, 0, cute.make_layout(1), cute.group_modes(sOut, 0, 2), cute.group_modes(gOut, 0, 2)

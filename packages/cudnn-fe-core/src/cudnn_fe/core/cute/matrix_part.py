@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from cutlass import Int32, Int64
 
+from cudnn_fe.core.cute.ptx_base import assemble, load_global
+
 __all__ = ["MatrixPart"]
 
 
@@ -45,6 +47,24 @@ class MatrixPart(NamedTuple):
         return MatrixPart(
             tensor.iterator.toint(), Int64(tensor.stride[0]) * size, Int64(size), Int32(tensor.shape[0]), Int32(1)
         )
+
+    @staticmethod
+    def at(addresses: Any, index: Any, dtype: Any, extents: tuple[Any, Any], row_major: bool = True) -> MatrixPart:
+        """The compact (rows, columns) matrix at one of an array's addresses, int64 or eight bytes each.
+
+        Args:
+            addresses: The array.
+            index: Which one.
+            dtype: Element type of the matrix.
+            extents: Its rows and columns.
+            row_major: Whether its columns are contiguous, not its rows.
+        """
+        low, high = load_global(addresses.iterator.toint() + Int64(index) * 8, 8, Int32(1))
+        (address,) = assemble("mov.b64 $0, {$1, $2};", [Int64], [low, high])
+        rows, columns = (Int32(extent) for extent in extents)
+        size = Int64(dtype.width // 8)
+        strides = (Int64(columns) * size, size) if row_major else (size, Int64(rows) * size)
+        return MatrixPart(address, *strides, rows, columns)
 
     def from_row(self, row: Any, rows: Any = None) -> MatrixPart:
         """What begins at a row; ``rows`` says how many are left there, if fewer than to the end."""

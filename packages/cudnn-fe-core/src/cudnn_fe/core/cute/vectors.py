@@ -26,10 +26,11 @@ def load_words(dtype: Any, address: Int64, count: int, valid: Any) -> list[Int32
 
 def widen(dtype: Any, words: list[Int32], count: int) -> list[Float32]:
     """The first ``count`` elements of ``words`` as fp32."""
-    raw = cute.make_rmem_tensor(len(words), Int32)
+    # The other way round, one word seen as elements, all elements would be its first: its only stride is zero.
+    elements = cute.make_rmem_tensor(len(words) * Int32.width // dtype.width, dtype)
+    raw = cute.recast_tensor(elements, Int32)
     for index, word in enumerate(words):
         raw[index] = word
-    elements = cute.recast_tensor(raw, dtype)
     wide = cute.make_rmem_tensor(cute.size(elements), Float32)
     wide.store(elements.load().to(Float32))
     return [wide[index] for index in range(count)]

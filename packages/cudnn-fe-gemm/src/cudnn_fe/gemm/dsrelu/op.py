@@ -14,6 +14,7 @@ from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT, require_dtype
 from cudnn_fe.gemm.scaled import ELEMENTS, FLOATS, PACKED_LAYOUT, RESULTS, SCALES
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 from cudnn_fe.gemm.srelu.problem import SreluProblem, shared_fields
 
 __all__ = ["DSRELU", "GemmDsrelu"]
@@ -77,7 +78,7 @@ DSRELU = Op(
     package="cudnn-fe-gemm",
     problem=GemmDsrelu,
     reference="cudnn_fe.gemm.dsrelu.reference:gemm_dsrelu",
-    kernels=(),
+    kernels=scaled_kernels("dsrelu"),
     reference_on_gpu=True,
     summary="Gradients of the squared-ReLU GEMM's pre-activation and row factors, recomputing the former.",
     formula=r"S = \alpha \hat A \hat B^T, \quad r = \max(S, 0), \quad D_{mnl} = 2 r_{mnl} C_{mnl} p_{ml}, "

@@ -9,15 +9,36 @@ from cudnn_fe.core.call import call
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.hints import check_fixed
+from cudnn_fe.core.require import require_one_of
 from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.activation import CLAMP_MAX, CLAMP_MIN, GEGLU_ALPHA
 from cudnn_fe.grouped.device_values import check_device_values
 from cudnn_fe.grouped.dglu.op import BACKWARD
-from cudnn_fe.grouped.forms import all_or_none, as_rows, as_vector, in_form, required_vector, weights_of
+from cudnn_fe.grouped.dglu_scaled.op import BACKWARD as SCALED
+from cudnn_fe.grouped.forms import (
+    all_or_none,
+    as_rows,
+    as_vector,
+    in_form,
+    is_narrow,
+    require_unscaled,
+    required_vector,
+    weights_of,
+)
 from cudnn_fe.grouped.glu import offset_of
 from cudnn_fe.grouped.glu.op import activation
-from cudnn_fe.grouped.scaled import require_unscaled
+from cudnn_fe.grouped.glu_scaled import glu_numbers
+from cudnn_fe.grouped.scaled.calls import (
+    EPILOGUES,
+    Rows,
+    Weights,
+    check_common,
+    check_result,
+    only,
+    run_backward,
+)
+from cudnn_fe.grouped.scaled.problem import FP8
 from cudnn_fe.grouped.unfused import check_unfused_hints
 
 __all__ = ["grouped_gemm_glu_backward", "grouped_gemm_glu_jax_backward", "scalars_of"]
@@ -33,6 +54,14 @@ def scalars_of(act_func: Any, linear_offset: Any, alpha: float, high: float, low
                 "glu_clamp_min, glu_clamp_max", got=f"{low}, {high}", wanted="finite, min < max", remedy="e.g. -7, 7"
             )
     return (offset_of(act_func, linear_offset, "d"), alpha, high, low)
+
+
+def _refuse_extras(activation_tensor: Any, round_dgrad: Any) -> None:
+    """Raises for what belongs to the mode without scale factors."""
+    extras = {"activation_tensor": activation_tensor, "round_dgrad_to_input_dtype": round_dgrad or None}
+    for name, value in extras.items():
+        if value is not None:
+            raise OptionError(name, got="a value", wanted="its default with scale factors", remedy="leave it out")
 
 
 def _check_activation(buffer: Any, a: Any, c: Any, act_func: Any, d_dtype: Any) -> None:
@@ -150,8 +179,33 @@ def grouped_gemm_glu_backward(
         NotYetSupportedError: FP8 or FP4 operands, ``deterministic``.
         BackendError: No backend serves the call, with every backend's reason.
     """
+    if is_narrow(a_tensor, "a_tensor"):
+        _refuse_extras(activation_tensor, round_dgrad_to_input_dtype)
+        check_common(acc_dtype, cd_major, m_aligned, mma_tiler_mn, cluster_shape_mn, sf_fp8_dtype_override)
+        require_one_of(epilogue_op, "epilogue_op", EPILOGUES)
+        epilogue, scalars = glu_numbers(
+            act_func, linear_offset, geglu_alpha, glu_clamp_max, glu_clamp_min, situ_beta1, situ_beta2, prefix="d"
+        )
+        out = run_backward(
+            SCALED,
+            Rows(a_tensor, sfa_tensor, padded_offsets, alpha_tensor, prob_tensor, norm_const_tensor),
+            c_tensor,
+            beta_tensor,
+            Weights(b_tensor, sfb_tensor, b_ptrs, sfb_ptrs, n, b_dtype, b_major),
+            epilogue=epilogue,
+            numbers=scalars,
+            d_dtype=check_result(d_dtype, a_tensor, fp8=FP8),
+            generate_dbias=generate_dbias,
+            sf_vec_size=sf_vec_size,
+            expert_columns=discrete_col_sfd,
+            single_group=use_single_group_runtime_offsets,
+            dprob=dprob_tensor,
+            keep_dprob=dprob_tensor is not None or framework_of(a_tensor) == "jax",
+            stream=current_stream,
+            backend=backend,
+        )
+        return only(out, *SCALED.results)
     require_unscaled(
-        a_tensor,
         sfa_tensor=(sfa_tensor, None),
         sfb_tensor=(sfb_tensor, None),
         sfb_ptrs=(sfb_ptrs, None),
@@ -186,6 +240,7 @@ def grouped_gemm_glu_backward(
         ("generate_dbias", generate_dbias),
         ("generate_activation", activation_tensor is not None),
         ("round_dgrad", round_dgrad_to_input_dtype),
+        ("zero_tail", activation_tensor is None),
         *form,
     )
     numbers = scalars_of(act_func, linear_offset, geglu_alpha, glu_clamp_max, glu_clamp_min)

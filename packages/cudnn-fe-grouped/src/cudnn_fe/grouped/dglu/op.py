@@ -151,5 +151,4 @@ BACKWARD = Op(
         "grouped_gemm_dglu_backward",
     ),
     jax_name="grouped_gemm_glu_jax_backward",
-    reference_on_gpu=True,
 )

@@ -13,13 +13,13 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.activations import geglu_gradient, swiglu_gradient
-from cudnn_fe.core.cute.expert_rows import first_slot, row_range
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
 from cudnn_fe.core.cute.matrix_part import MatrixPart
 from cudnn_fe.core.cute.numerics import element_type
-from cudnn_fe.core.cute.ptx_base import load_global, load_shared, store_shared
+from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
 from cudnn_fe.core.cute.store_plain import StagedTile
 from cudnn_fe.core.cute.vectors import load_words, store_vector, widen
+from cudnn_fe.grouped.dglu.portable_sums import add_column_parts, add_row_parts
 from cudnn_fe.grouped.kernel_spec import RowsSpec
 from cudnn_fe.grouped.portable_parts import Factors, PortableRows, fake_rows, fake_typed, output_part, store_zeros
 
@@ -54,18 +54,13 @@ class _GroupedDglu(PortableRows):
         glu_clamp_min: Float32,
     ) -> None:
         numbers = [Float32(x) for x in (linear_offset, geglu_alpha, glu_clamp_max, glu_clamp_min)]
-        grid = (self.row_tiles(a, b, offsets).total(), 1, 1)
+        grid = (self.row_tiles(offsets, (d.shape[0], Int32(d.shape[1]) // 2)).total(), 1, 1)
         block = (THREADS, 1, 1)
         kernel = self.kernel(a, c, b, offsets, alpha, beta, prob, d, again, row_parts, column_parts, numbers)
         kernel.launch(grid=grid, block=block, stream=stream)
-        rows = (Int32(a.shape[0]) + (THREADS - 1)) // THREADS
-        self.add_columns(offsets, row_parts, dprob).launch(grid=(rows, 1, 1), block=block, stream=stream)
+        add_row_parts(stream, row_parts, offsets, dprob, self.spec.zero_tail)
         if cutlass.const_expr("dbias" in self.spec.wanted):
-            columns = (Int32(d.shape[1]) + (THREADS - 1)) // THREADS
-            grid = (columns * Int32(offsets.shape[0]), 1, 1)
-            self.add_tiles(offsets, Int32(a.shape[0]), column_parts, dbias).launch(
-                grid=grid, block=block, stream=stream
-            )
+            add_column_parts(stream, column_parts, offsets, Int32(a.shape[0]), dbias, TILE_ROWS)
 
     @cute.kernel
     def kernel(
@@ -83,11 +78,12 @@ class _GroupedDglu(PortableRows):
         column_parts: cute.Tensor,
         numbers: Any,
     ) -> None:
-        tile, rows = self.place(a, b, offsets)
+        columns = Int32(d.shape[1]) // 2
+        tile, rows = self.place(offsets, (d.shape[0], columns))
         if rows.rows > 0:
             if rows.expert < offsets.shape[0]:
                 scale = alpha[rows.expert]
-                staged, factors = self.staged_rows(a, b, scale * scale, prob, None, tile, rows)
+                staged, factors = self.staged_rows(a, b, scale * scale, prob, None, columns, tile, rows)
                 wide = [output_part(tensor, rows, tile, _WIDE) for tensor in (c, d)]
                 parts: list[Any] = [*wide, output_part(again, rows, tile) if "activation" in self.spec.wanted else None]
                 sums = [
@@ -107,43 +103,6 @@ class _GroupedDglu(PortableRows):
                 store_zeros(d, rows, tile, _WIDE)
                 if cutlass.const_expr("activation" in self.spec.wanted):
                     store_zeros(again, rows, tile)
-
-    @cute.kernel
-    def add_columns(self, offsets: cute.Tensor, row_parts: cute.Tensor, dprob: cute.Tensor) -> None:
-        """dprob: for each row the sum of its parts, column tile by column tile; one thread a row."""
-        row = Int32(cute.arch.block_idx()[0]) * THREADS + Int32(cute.arch.thread_idx()[0])
-        count = Int32(offsets.shape[0])
-        begin, size = row_range(offsets, Int32(dprob.shape[0]), count - 1)
-        part = MatrixPart.of(row_parts).from_column(row)
-        inside = Int32(row < begin + size)
-        total = _sum(part.address, part.row_stride, part.rows, inside)
-        keeps = inside if not self.spec.zero_tail else Int32(row < dprob.shape[0])
-        if keeps != 0:
-            store_vector(Float32, MatrixPart.of_vector(dprob).from_row(row).address, [total])
-
-    @cute.kernel
-    def add_tiles(self, offsets: cute.Tensor, rows: Int32, column_parts: cute.Tensor, dbias: cute.Tensor) -> None:
-        """dbias: for each expert and column the sum of its tiles' parts; one thread a column."""
-        block = Int32(cute.arch.block_idx()[0])
-        expert = block % Int32(offsets.shape[0])
-        column = block // Int32(offsets.shape[0]) * THREADS + Int32(cute.arch.thread_idx()[0])
-        begin, size = row_range(offsets, rows, expert)
-        part = MatrixPart.of(column_parts).from_row(first_slot(begin, expert, TILE_ROWS)).from_column(column)
-        inside = Int32(column < column_parts.shape[1])
-        total = _sum(part.address, part.row_stride, (size + (TILE_ROWS - 1)) // TILE_ROWS, inside)
-        if inside != 0:
-            target = MatrixPart.of(dbias, 0).from_row(expert).from_column(column)
-            store_vector(dbias.element_type, target.address, [total])
-
-
-@cute.jit
-def _sum(address: Int64, stride: Int64, count: Int32, inside: Int32) -> Float32:
-    """The sum of ``count`` float32 values in their order; 0 unless ``inside``."""
-    total = Float32(0.0)
-    for index in cutlass.range(count, unroll=8):
-        words = load_global(address + Int64(index) * stride, 4, inside)
-        total += widen(Float32, words, 1)[0]
-    return total
 
 
 @cute.jit

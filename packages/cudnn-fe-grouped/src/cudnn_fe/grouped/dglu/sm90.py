@@ -14,12 +14,13 @@ from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.activations import geglu_gradient, swiglu_gradient
 from cudnn_fe.core.cute.arguments import fake_tensor
-from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Output, fragment_column, fragment_row
+from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, FetchingEpilogue, Output, fragment_column, fragment_row
 from cudnn_fe.core.cute.gemm_sm90 import GemmSm90
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.vectors import load_words, widen
+from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.arrays import BLOCK
-from cudnn_fe.grouped.dglu.sums import add_column_parts, add_row_parts, part_place
+from cudnn_fe.grouped.dglu.portable_sums import add_column_parts, add_row_parts, part_place
 from cudnn_fe.grouped.kernel_spec import RowsSpec
 from cudnn_fe.grouped.launch_sm90 import fake_vector, fake_weights, row_groups, row_tables, tensors_and_scalars
 
@@ -82,17 +83,20 @@ def fake_arguments(spec: RowsSpec) -> tuple[Any, ...]:
     )
 
 
-class _Gradients:
-    """The epilogue: D of a block of 32 columns of the product, the activation if wanted, and the parts of the sums."""
+class _Gradients(FetchingEpilogue):
+    """D of a block of 32 columns of the product, the activation if wanted, and the parts of the sums."""
 
     def __init__(self, spec: RowsSpec) -> None:
         self.spec = spec
+        fits = dtype(spec.c_dtype or "").bits == 16 and "activation" not in spec.wanted
+        self.ahead = 2 if fits else 0  # registers for more are not there
 
-    def __call__(self, block: cute.Tensor, where: BlockPlace, given: _Operands) -> tuple[cute.Tensor, ...]:
+    def __call__(
+        self, block: cute.Tensor, where: BlockPlace, given: _Operands, fetched: Any
+    ) -> tuple[cute.Tensor, ...]:
         spec = self.spec
-        rows = [where.row + fragment_row(where.thread) + 8 * half for half in range(2)]
-        kept = [self._kept(row, where, given) for row in rows]
-        gates, ups = self._forward_values(rows, kept, where, given)
+        rows, kept = self._rows(where, given)
+        gates, ups = self._forward_values(fetched, given.c.element_type)
         scale, beta = given.alpha[where.batch], given.beta[where.batch]
         probs = [given.prob[cutlass.min(row, where.end - 1)] for row in rows]
         count = cute.size(block)
@@ -118,24 +122,28 @@ class _Gradients:
             _store_column_parts(given.column_parts, d, kept, where)
         return (d, again) if "activation" in spec.wanted else (d,)
 
-    def _kept(self, row: Int32, where: BlockPlace, given: _Operands) -> Int32:
-        """Whether this row of the block is stored, and its columns exist."""
-        return Int32(row < where.end) & Int32(2 * where.column < given.c.shape[1])
+    def _rows(self, where: BlockPlace, given: _Operands) -> tuple[list[Int32], list[Int32]]:
+        """The thread's two rows, and whether each is stored and the block's columns exist."""
+        rows = [where.row + fragment_row(where.thread) + 8 * half for half in range(2)]
+        there = Int32(2 * where.column < given.c.shape[1])
+        return rows, [Int32(row < where.end) & there for row in rows]
 
-    def _forward_values(
-        self, rows: list[Int32], kept: list[Int32], where: BlockPlace, given: _Operands
-    ) -> tuple[list[Float32], list[Float32]]:
-        """Gate and up for each value of the fragment; all loads are in flight at once."""
+    def fetch(self, where: BlockPlace, given: _Operands) -> Any:
+        """Words of gates and ups, by row, side, and pair of columns."""
         kind = given.c.element_type
         words = {}
-        for half, row in enumerate(rows):
+        for half, (row, kept) in enumerate(zip(*self._rows(where, given), strict=True)):
             start = given.c.iterator.toint() + Int64(row) * Int64(given.c.stride[0]) * (kind.width // 8)
             for side in range(2):
                 for pair in range(_PAIRS):
                     column = 2 * where.column + side * BLOCK + fragment_column(where.thread, 4 * pair)
                     address = start + Int64(column) * (kind.width // 8)
-                    words[half, side, pair] = load_words(kind, address, 2, kept[half])
-        values = {key: widen(kind, raw, 2) for key, raw in words.items()}
+                    words[half, side, pair] = load_words(kind, address, 2, kept)
+        return words
+
+    def _forward_values(self, fetched: Any, kind: Any) -> tuple[list[Float32], list[Float32]]:
+        """Gate and up for each value of the fragment."""
+        values = {key: widen(kind, words, 2) for key, words in fetched.items()}
         indices = range(4 * _PAIRS)
         gates, ups = ([values[i // 2 % 2, side, i // 4][i % 2] for i in indices] for side in range(2))
         return gates, ups

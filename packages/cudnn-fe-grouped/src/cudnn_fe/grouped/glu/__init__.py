@@ -10,9 +10,11 @@ from cudnn_fe.core.hints import check_fixed, check_tiles
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.activation import CLAMP_MAX, CLAMP_MIN, GEGLU_ALPHA
 from cudnn_fe.grouped.device_values import check_device_values
-from cudnn_fe.grouped.forms import Buffers, as_rows, in_form, required_vector, weights_of
+from cudnn_fe.grouped.forms import Buffers, as_rows, in_form, is_narrow, require_unscaled, required_vector, weights_of
 from cudnn_fe.grouped.glu.op import FORWARD, activation
-from cudnn_fe.grouped.scaled import require_unscaled
+from cudnn_fe.grouped.glu_scaled import glu_numbers, scaled_glu
+from cudnn_fe.grouped.glu_scaled.op import SCALED
+from cudnn_fe.grouped.scaled.calls import Rows, Weights, check_common, check_counter
 
 __all__ = ["check_glu_hints", "grouped_gemm_glu_forward", "grouped_gemm_glu_jax_forward", "offset_of"]
 
@@ -126,8 +128,27 @@ def grouped_gemm_glu_forward(
         NotYetSupportedError: FP8 or FP4 operands.
         BackendError: No backend serves the call, with every backend's reason.
     """
+    if is_narrow(a_tensor, "a_tensor"):
+        check_counter(scheduler_counter_tensor, use_dynamic_sched, b_tensor)
+        check_common(acc_dtype, cd_major, m_aligned, mma_tiler_mn, cluster_shape_mn, sf_fp8_dtype_override)
+        numbers = glu_numbers(
+            act_func, linear_offset, geglu_alpha, glu_clamp_max, glu_clamp_min, situ_beta1, situ_beta2
+        )
+        return scaled_glu(
+            SCALED,
+            Rows(a_tensor, sfa_tensor, padded_offsets, alpha_tensor, prob_tensor, norm_const_tensor, bias_tensor),
+            Weights(b_tensor, sfb_tensor, b_ptrs, sfb_ptrs, n, b_dtype, b_major),
+            numbers,
+            c_dtype=c_dtype,
+            d_dtype=d_dtype,
+            sf_vec_size=sf_vec_size,
+            discrete_col_sfd=discrete_col_sfd,
+            single_group=use_single_group_runtime_offsets,
+            stream=current_stream,
+            outs=outs,
+            backend=backend,
+        )
     require_unscaled(
-        a_tensor,
         sfa_tensor=(sfa_tensor, None),
         sfb_tensor=(sfb_tensor, None),
         sfb_ptrs=(sfb_ptrs, None),
@@ -147,15 +168,16 @@ def grouped_gemm_glu_forward(
     rows, prob = as_rows(a_tensor, "a_tensor"), required_vector(prob_tensor, "prob_tensor")
     check_device_values(padded_offsets, rows.shape[0], b_ptrs)
     operands = (rows, weights, padded_offsets, alpha_tensor, prob, bias_tensor)
+    buffers = Buffers(outs, "d_tensor", "c_tensor" if generate_c else "")
     options = (
         ("act_func", act_func),
         ("d_dtype", d_dtype or "bfloat16"),
         ("c_dtype", c_dtype or "bfloat16"),
         ("generate_c", generate_c),
+        ("zero_tail", buffers.rows is None),
         *form,
     )
     scalars = (offset_of(act_func, linear_offset),)
-    buffers = Buffers(outs, "d_tensor", "c_tensor" if generate_c else "")
     d, c = call(FORWARD, operands, options, scalars, backend=backend, stream=current_stream, outs=buffers.rows)
     return buffers.results(
         c_tensor=in_form(c, a_tensor.ndim) if generate_c else None,

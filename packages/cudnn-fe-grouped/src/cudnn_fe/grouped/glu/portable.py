@@ -6,7 +6,7 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, cute
+from cutlass import Float32, Int32, cute
 
 from cudnn_fe.core.cute.activations import geglu, swiglu
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
@@ -35,7 +35,7 @@ class _GroupedGlu(PortableRows):
         c: cute.Tensor,
         linear_offset: Float32,
     ) -> None:
-        grid = (self.row_tiles(a, b, offsets).total(), 1, 1)
+        grid = (self.row_tiles(offsets, (d.shape[0], 2 * Int32(d.shape[1]))).total(), 1, 1)
         kernel = self.kernel(a, b, offsets, alpha, prob, bias, d, c, Float32(linear_offset))
         kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
 
@@ -52,11 +52,12 @@ class _GroupedGlu(PortableRows):
         c: cute.Tensor,
         linear_offset: Float32,
     ) -> None:
-        tile, rows = self.place(a, b, offsets)
+        columns = 2 * Int32(d.shape[1])
+        tile, rows = self.place(offsets, (d.shape[0], columns))
         keeps = "c" in self.spec.wanted
         if rows.rows > 0:
             if rows.expert < offsets.shape[0]:
-                staged, factors = self.staged_rows(a, b, alpha[rows.expert], prob, bias, tile, rows)
+                staged, factors = self.staged_rows(a, b, alpha[rows.expert], prob, bias, columns, tile, rows)
                 if cutlass.const_expr(keeps):
                     part = output_part(c, rows, tile)
                     store_tile(staged, c.element_type, part, elements=_shifted(factors))

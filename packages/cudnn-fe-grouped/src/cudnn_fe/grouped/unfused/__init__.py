@@ -106,6 +106,7 @@ def grouped_gemm_forward(
         ("d_dtype", d_dtype or "bfloat16"),
         ("c_dtype", c_dtype or "bfloat16"),
         ("generate_c", generate_c),
+        ("zero_tail", outs is None),
         *form,
     )
     d, c = call(FORWARD, operands, options, backend=backend, stream=current_stream, outs=outs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, cute
+from cutlass import Float32, Int32, cute
 
 from cudnn_fe.core.cute.arguments import named
 from cudnn_fe.core.cute.loaders_plain import THREADS
@@ -23,7 +23,7 @@ class _GroupedGemm(PortableRows):
         names = [(name, True) for name in ("a", "b", "offsets", "alpha")]
         names += [("prob", self.spec.prob), ("bias", self.spec.bias_dtype is not None), ("d", True), ("c", True)]
         t = named(names, tensors)
-        grid = (self.row_tiles(t.a, t.b, t.offsets).total(), 1, 1)
+        grid = (self.row_tiles(t.offsets, t.d.shape).total(), 1, 1)
         kernel = self.kernel(t.a, t.b, t.offsets, t.alpha, t.prob, t.bias, t.d, t.c)
         kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
 
@@ -39,11 +39,11 @@ class _GroupedGemm(PortableRows):
         d: cute.Tensor,
         c: cute.Tensor,
     ) -> None:
-        tile, rows = self.place(a, b, offsets)
+        tile, rows = self.place(offsets, d.shape)
         outputs = [d, c] if "c" in self.spec.wanted else [d]
         if rows.rows > 0:
             if rows.expert < offsets.shape[0]:
-                staged, factors = self.staged_rows(a, b, alpha[rows.expert], prob, bias, tile, rows)
+                staged, factors = self.staged_rows(a, b, alpha[rows.expert], prob, bias, Int32(d.shape[1]), tile, rows)
                 for output, weighted in zip(outputs, (True, False), strict=False):
                     elements = _elements(factors, bias is not None, weighted)
                     store_tile(staged, output.element_type, output_part(output, rows, tile), elements=elements)

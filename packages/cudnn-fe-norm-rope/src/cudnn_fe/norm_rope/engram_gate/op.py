@@ -164,7 +164,7 @@ _SOURCE = "Definition of cudnn-frontend 1.32 (engram gate, saved); RMSNorm: Zhan
 
 FORWARD = Op(
     name="engram_gate_saved_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:engram_forward",
     package="cudnn-fe-norm-rope",
     problem=EngramGateForward,
     reference="cudnn_fe.norm_rope.engram_gate.reference:forward",
@@ -217,7 +217,7 @@ assert (saved[1, :, 0] == 0).all()  # its gates are shut
 
 BACKWARD = Op(
     name="engram_gate_saved_backward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:engram_backward",
     package="cudnn-fe-norm-rope",
     problem=EngramGateBackward,
     reference="cudnn_fe.norm_rope.engram_gate.reference:backward",

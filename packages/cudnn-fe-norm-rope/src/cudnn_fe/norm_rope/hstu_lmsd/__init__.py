@@ -134,7 +134,7 @@ def hstu_lmsd_backward(
         AliasError: A buffer overlaps an operand or another buffer.
         BackendError: No backend serves the call, with every backend's reason.
     """
-    from cudnn_fe.norm_rope.hstu_lmsd.dropout import checked_ratio, dropout
+    from cudnn_fe.norm_rope.hstu_lmsd.dropout import checked_ratio, dropout, require_mask
     from cudnn_fe.norm_rope.hstu_lmsd.op import BACKWARD  # keeps `import cudnn_fe.norm_rope` light
 
     flags = {"apply_u_silu": apply_u_silu, "concat_u": concat_u, "concat_x": concat_x}
@@ -142,14 +142,7 @@ def hstu_lmsd_backward(
     if missing:
         raise OptionError(", ".join(missing), got="None", wanted="the forward's values", remedy="pass all of them")
     ratio = checked_ratio(dropout_ratio)
-    if (mask_tensor is None) != (ratio == 0):
-        given = "None" if mask_tensor is None else "a mask"
-        raise OptionError(
-            "mask_tensor",
-            got=f"{given} with dropout_ratio = {ratio}",
-            wanted="a mask exactly when something was dropped",
-            remedy="pass what the forward returned",
-        )
+    require_mask(mask_tensor, ratio)
     if dweight_tensor is not None and not compute_dweight:
         raise OptionError(
             "dweight_tensor", got="a buffer", wanted="None with compute_dweight=False", remedy="leave one of them out"

@@ -7,7 +7,7 @@ from typing import Any
 
 from cudnn_fe.core.errors import OptionError
 
-__all__ = ["Dropout", "checked_ratio", "dropout", "key_words"]
+__all__ = ["Dropout", "checked_ratio", "dropout", "key_words", "require_mask", "signed_word"]
 
 Dropout = tuple[float, int]
 """Scale of what is kept, and the smallest 32-bit word that is kept."""
@@ -18,6 +18,18 @@ def checked_ratio(ratio: Any) -> float:
     if not isinstance(ratio, int | float) or not 0 <= ratio < 1 or float32(ratio) >= 1:
         raise OptionError("dropout_ratio", got=repr(ratio), wanted="in [0, 1), also as float32", remedy="pass e.g. 0.1")
     return float32(ratio)
+
+
+def require_mask(mask: Any, ratio: float) -> None:
+    """Raises OptionError unless there is a mask exactly where something is dropped."""
+    if (mask is None) != (ratio == 0):
+        given = "None" if mask is None else "a mask"
+        raise OptionError(
+            "mask_tensor",
+            got=f"{given} with dropout_ratio = {ratio}",
+            wanted="a mask exactly when something was dropped",
+            remedy="pass what the forward returned",
+        )
 
 
 def float32(value: float) -> float:

@@ -130,7 +130,7 @@ def _specialise(problem: RmsNormSilu, where: Device) -> SiluSpec:
 
 FORWARD = Op(
     name="rmsnorm_silu_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:rms_silu",
     package="cudnn-fe-norm-rope",
     problem=RmsNormSilu,
     reference="cudnn_fe.norm_rope.rmsnorm_silu.reference:rmsnorm_silu",

@@ -134,7 +134,7 @@ def _specialise(problem: RopeQdq, where: Device) -> QdqSpec:
 
 FORWARD = Op(
     name="rope_qdq_inplace_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:rope_qdq",
     package="cudnn-fe-norm-rope",
     problem=RopeQdq,
     reference="cudnn_fe.norm_rope.rope_qdq.reference:rope_qdq",

@@ -106,7 +106,7 @@ def _specialise(problem: TailRope, where: Device) -> TailSpec:
 
 FORWARD = Op(
     name="tail_rope_forward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:tail_rope",
     package="cudnn-fe-norm-rope",
     problem=TailRope,
     reference="cudnn_fe.norm_rope.rope_tail.reference:tail_rope",

@@ -114,7 +114,7 @@ def _specialise(problem: VisionRopeBackward, where: Device) -> VisionSpec:
 
 BACKWARD = Op(
     name="vision_rope_backward",
-    reference_on_gpu=True,
+    memory_cases="cudnn_fe.norm_rope.torch_bench:vision_rope",
     package="cudnn-fe-norm-rope",
     problem=VisionRopeBackward,
     reference="cudnn_fe.norm_rope.vision_rope.reference:vision_rope_backward",

@@ -47,7 +47,8 @@ class _VisionRopeBackward:
         sine: cute.Tensor,
         out: cute.Tensor,
     ) -> None:
-        grid = ((grad_q.shape[0] - 1) // _TOKENS + 1, HEADS // _HEADS, 1)
+        # The heads of a token follow one another: what they write lies side by side, and goes to memory together.
+        grid = (((grad_q.shape[0] - 1) // _TOKENS + 1) * (HEADS // _HEADS), 1, 1)
         self.kernel(grad_q, grad_k, grad_v, cosine, sine, out).launch(
             grid=grid, block=(32 * _WARPS, 1, 1), stream=stream
         )
@@ -66,8 +67,9 @@ class _VisionRopeBackward:
         thread = Int32(cute.arch.thread_idx()[0])
         lane, warp = thread % 32, thread // 32
         quarter = lane % 4
-        first_head = Int32(cute.arch.block_idx()[1]) * _HEADS
-        first = Int64(cute.arch.block_idx()[0]) * _TOKENS
+        block = Int32(cute.arch.block_idx()[0])
+        first_head = block % (HEADS // _HEADS) * _HEADS
+        first = Int64(block // (HEADS // _HEADS)) * _TOKENS
         tokens = Int64(grad_q.shape[0])
         token = first + thread // 4
         valid = Int32(token < tokens)
@@ -85,12 +87,13 @@ class _VisionRopeBackward:
             _store_columns(shared + index * _TILE, thread, columns[index])
         target = out.iterator.toint() + token * (3 * _PART) + Int64(first_head * _ROW + quarter * 16)
         for index in cutlass.range_constexpr(_HEADS):
-            _store_row(target + index * _ROW, _turned(*rows[index], cosines, sines), valid)
+            low, high = rows[index]
+            _store_row(target + index * _ROW, _turned(low, high, cosines, sines), valid)
             _store_row(target + index * _ROW + 2 * _PART, copied[index], valid)
         cute.arch.sync_threads()
         for index in cutlass.range_constexpr(_HEADS):
-            of_k = _transposed(shared + index * _TILE, lane, warp)
-            _store_row(target + index * _ROW + _PART, _turned(*of_k, cosines, sines), valid)
+            low, high = _transposed(shared + index * _TILE, lane, warp)
+            _store_row(target + index * _ROW + _PART, _turned(low, high, cosines, sines), valid)
 
     def load_row(self, place: Any, valid: Any) -> tuple[list[Any], list[Any]]:
         """Eight channels of a token, and their partners."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,16 +17,18 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from cudnn._cli.bench.rows import BenchRow
+    from cudnn._cli.bench.torch_memory import MemoryPlan
     from cudnn._cli.bench.torch_suite import Plan
+    from cudnn_fe.core.op import Op
 
 __all__ = ["bench"]
 
-BENCHED = ("gemm_swiglu_forward", "matmul")
+GEMMS = ("gemm_swiglu_forward", "matmul")  # shapes and contenders here; other ops bring their own
 DTYPES = ("bfloat16", "float16", "float32")
 
 
 def bench(
-    op: Annotated[str, typer.Argument(metavar="OP", help=f"One of {', '.join(BENCHED)}, or another name of one.")],
+    op: Annotated[str, typer.Argument(metavar="OP", help="An op that has cases, or another name of it.")],
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows into this file.")] = None,
     m: Annotated[str, typer.Option(help="Values of M, separated by commas.")] = "",
     model: Annotated[str, typer.Option(help="Only shapes whose name contains this.")] = "",
@@ -47,7 +50,6 @@ def bench(
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise OptionError("--json", got=str(json_file), wanted="a file in an existing folder", remedy="create it")
     from cudnn._cli.bench.rows import save_rows
-    from cudnn._cli.bench.torch_suite import measure
 
     plan = _plan(op, m, model, dtype, device, rounds, backend)
     console = output()
@@ -58,7 +60,7 @@ def bench(
     status = console.status("warming up ...")
     status.start()
     try:
-        for number, found in enumerate(measure(plan, lambda text: console.print(text, style="yellow")), 1):
+        for number, found in enumerate(_measure(plan, lambda text: console.print(text, style="yellow")), 1):
             rows += found
             if found:
                 console.print(_case_table(found))
@@ -72,34 +74,69 @@ def bench(
     console.print(f"[dim]{rows[0].device}; {rows[0].method}, {rows[0].rounds} rounds; ceiling {rows[0].ceiling}[/]")
 
 
-def _plan(op: str, m: str, model: str, kind: str, device: str, rounds: int, backend: str | None) -> Plan:
+def _measure(plan: Plan | MemoryPlan, say: Callable[[str], None]) -> Iterator[list[BenchRow]]:
+    from cudnn._cli.bench.torch_memory import MemoryPlan, measure_memory
+    from cudnn._cli.bench.torch_suite import measure
+
+    return measure_memory(plan, say) if isinstance(plan, MemoryPlan) else measure(plan, say)
+
+
+def _has_cases(op: Op) -> bool:
+    return bool(op.memory_cases) or op.name in GEMMS
+
+
+def _plan(op: str, m: str, model: str, kind: str, device: str, rounds: int, backend: str | None) -> Plan | MemoryPlan:
     import torch
 
-    from cudnn._cli.bench.shapes import CPU_ROWS, CPU_SHAPES, MODEL_SHAPES, ROWS, SQUARE_SHAPES, Shape
-    from cudnn._cli.bench.torch_suite import Plan
-    from cudnn_fe.core.registry import find_op
+    from cudnn_fe.core.registry import find_op, ops
 
     found = find_op(op)
-    if found is None or found.name not in BENCHED:
-        raise OptionError("OP", got=repr(op), wanted=f"one of {', '.join(BENCHED)}", remedy="see cudnn-fe ops")
+    if found is None or not _has_cases(found):
+        names = ", ".join(sorted(one.name for one in ops(public=False) if _has_cases(one)))
+        raise OptionError("OP", got=repr(op), wanted=f"one of {names}", remedy="see cudnn-fe ops")
     if device not in ("auto", "cpu", "cuda"):
         raise OptionError("--device", got=repr(device), wanted="auto, cpu or cuda", remedy="choose one")
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device", got="cuda", wanted="a GPU that torch sees", remedy="use --device cpu")
     cuda = device != "cpu" and torch.cuda.is_available()
+    if rounds < 3:
+        raise OptionError("--rounds", got=str(rounds), wanted="at least 3", remedy="a median needs a few timings")
+    if found.memory_cases:
+        return _memory_plan(found, {"--m": m, "--dtype": kind}, model, cuda, rounds, backend)
+    return _gemm_plan(found, m, model, kind, cuda, rounds, backend)
+
+
+def _memory_plan(
+    op: Op, refused: dict[str, str], model: str, cuda: bool, rounds: int, backend: str | None
+) -> MemoryPlan:
+    from cudnn._cli.bench.torch_memory import MemoryPlan
+    from cudnn_fe.core.op import resolve
+
+    for name, given in refused.items():
+        if given:
+            raise OptionError(name, got=repr(given), wanted=f"none: {op.name} has its own", remedy="use --model")
+    assert op.memory_cases is not None
+    cases = [case for case in resolve(op.memory_cases)(cuda) if model.lower() in case.name.lower()]
+    if not cases:
+        raise OptionError("--model", got=repr(model), wanted="part of a case's name", remedy="leave it out to see all")
+    return MemoryPlan(op, cases, cuda, rounds, backend)
+
+
+def _gemm_plan(op: Op, m: str, model: str, kind: str, cuda: bool, rounds: int, backend: str | None) -> Plan:
+    from cudnn._cli.bench.shapes import CPU_ROWS, CPU_SHAPES, MODEL_SHAPES, ROWS, SQUARE_SHAPES, Shape
+    from cudnn._cli.bench.torch_suite import Plan
+
     kind = kind or ("bfloat16" if cuda else "float32")
     if kind not in DTYPES:
         raise OptionError("--dtype", got=repr(kind), wanted=f"one of {', '.join(DTYPES)}", remedy="choose one")
-    if rounds < 3:
-        raise OptionError("--rounds", got=str(rounds), wanted="at least 3", remedy="a median needs a few timings")
     shapes: tuple[Shape, ...] = MODEL_SHAPES if cuda else CPU_SHAPES
-    if cuda and found.name == "matmul":
+    if cuda and op.name == "matmul":
         shapes = SQUARE_SHAPES + shapes
     rows = _numbers(m) or (ROWS if cuda else CPU_ROWS)
     shapes = tuple(replace(s, rows=()) if m else s for s in shapes if model.lower() in s.name.lower())
     if not shapes:
         raise OptionError("--model", got=repr(model), wanted="part of a shape's name", remedy="leave it out to see all")
-    return Plan(found, shapes, rows, kind, cuda, rounds, backend)
+    return Plan(op, shapes, rows, kind, cuda, rounds, backend)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -110,7 +147,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _case_table(rows: list[BenchRow]) -> Table:
-    m, n, k, _ = rows[0].shape
+    extents = ", ".join(str(extent) for extent in rows[0].shape)
+    if rows[0].rate_unit == "TFLOP/s":
+        extents = ", ".join(f"{name} {extent}" for name, extent in zip("MNK", rows[0].shape, strict=False))
     rate, rival = rows[0].rate_unit, rows[0].rival or "rival"
     columns = ["who", "does", "time", rate, "of ceiling", f"x {rival}"]
     clocked = rows[0].sm_clock_mhz is not None
@@ -127,6 +166,6 @@ def _case_table(rows: list[BenchRow]) -> Table:
         for row in rows
     ]
     columns += ["clock"] if clocked else []
-    made = table(f"{rows[0].shape_name}: M {m}, N {n}, K {k}, {rows[0].dtype}", columns, cells, right=columns[2:])
+    made = table(f"{rows[0].shape_name}: {extents}, {rows[0].dtype}", columns, cells, right=columns[2:])
     made.columns[0].no_wrap = True
     return made

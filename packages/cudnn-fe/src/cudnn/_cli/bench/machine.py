@@ -12,11 +12,13 @@ __all__ = ["device_name", "sm_clock_mhz", "versions"]
 _PACKAGES = (
     "cudnn-fe-core",
     "cudnn-fe-gemm",
+    "cudnn-fe-norm-rope",
     "torch",
     "triton",
     "nvidia-cutlass-dsl",
     "apache-tvm-ffi",
     "quack-kernels",
+    "liger-kernel",
 )
 _NVML_CLOCK_SM = 1
 

@@ -17,10 +17,10 @@ class BenchRow:
     Attributes:
         op: Name of the op.
         shape_name: Model and layer, e.g. ``"Llama-3 8B"``.
-        shape: (M, N, K, L).
+        shape: (M, N, K, L) of a matrix product; the extents of an op that memory bounds.
         dtype: Element type of the operands.
         who: ``"cudnn-fe (sm90)"``, ``"cuBLAS"``, ``"torch.compile"``, ...
-        does: What it computes: ``"op"``, or ``"GEMM alone"`` for a bound that leaves the rest out.
+        does: What it computes: ``"op"``, or ``"GEMM alone"`` and the like for a part of it.
         microseconds: Median time of a call.
         rate: Work per second, in ``rate_unit``.
         rate_unit: ``"TFLOP/s"`` or ``"TB/s"``.
@@ -38,7 +38,7 @@ class BenchRow:
 
     op: str
     shape_name: str
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
     dtype: str
     who: str
     does: str

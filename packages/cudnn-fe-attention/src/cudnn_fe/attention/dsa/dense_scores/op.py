@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 from cudnn_fe.attention.dsa.dense import Extents
 from cudnn_fe.attention.dsa.indexer.docs import CAUSAL_NOTE, inputs
 from cudnn_fe.attention.dsa.indexer.operands import OPERANDS, OPTIONAL, bind_indexer
-from cudnn_fe.attention.dsa.operands import SOURCE, STATISTICS, require_statistic
+from cudnn_fe.attention.dsa.operands import SOURCE
 from cudnn_fe.attention.dsa.precision import channels_of, normal_precision
-from cudnn_fe.attention.operands import compact, statistics_dtype
+from cudnn_fe.attention.operands import STATISTICS, compact, require_statistic, statistics_dtype
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -76,7 +76,7 @@ class DenseIndexerScore(DenseScore):
         """Validate a call; options as in `dsa_dense_indexer_score_forward`."""
         normal_precision(options["precision"], ("bf16", "mxfp8", "mxfp4"))
         precision, extents = bind_indexer(operands, key_heads=None, **options)
-        return cls(*operands, options["ratio"], precision, extents)  # type: ignore[arg-type]
+        return cls(*operands, options["ratio"], precision, extents)  # type: ignore[arg-type, call-arg]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class DenseAttnScore(DenseScore):
         assert q is not None
         assert lse is not None
         require_statistic(lse, q.shape[:-1], "(T, Hq)" if extents.packed else "(B, Sq, Hq)", q)
-        return cls(*operands, options["ratio"], precision, extents)  # type: ignore[arg-type]
+        return cls(*operands, options["ratio"], precision, extents)  # type: ignore[arg-type, call-arg]
 
 
 _RESULTS = (

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cudnn_fe.attention.called import CalledClass, given_of
 from cudnn_fe.attention.dsa.dense import longest_of
 from cudnn_fe.attention.dsa.indexer_backward import dsa_dense_indexer_backward, dsa_indexer_backward
 from cudnn_fe.attention.dsa.indexer_backward.op import DENSE, SPARSE
-from cudnn_fe.attention.dsa.operands import require_flags
-from cudnn_fe.attention.operands import check_samples, require_positive
-from cudnn_fe.core.class_api import OpClass
+from cudnn_fe.attention.operands import check_samples, require_flag, require_positive
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.frameworks import framework_of
@@ -41,7 +40,7 @@ def _without_score(results: TupleDict) -> TupleDict:
 def _check_hints(block: Any, backend: Any = "default", deterministic: Any = False, planes: Any = 96) -> None:
     require_positive(block, "block_I")
     require_one_of(backend, "backend", ("default", "sm100_v2"))
-    require_flags(deterministic=deterministic)
+    require_flag(deterministic, "deterministic")
     require_one_of(planes, "deterministic_dk_planes", (96, 128, 148))
     if planes != 96 and not deterministic:
         raise OptionError(
@@ -208,7 +207,7 @@ def _one(name: str, like: TensorSpec, kind: str, count: int = 1) -> TensorSpec:
     return TensorSpec((count,), contiguous_strides((count,)), dtype(kind), like.device, 16, name)
 
 
-class IndexerBackward(OpClass):
+class IndexerBackward(CalledClass):
     """Class API of `dsa_indexer_backward`: ``check_support``, ``compile``, then ``execute`` into buffers."""
 
     op = SPARSE
@@ -231,7 +230,7 @@ class IndexerBackward(OpClass):
         deterministic: bool = False,
         deterministic_dk_planes: int = 96,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        given = given_of(locals())
         self._sm_scale, self._global = sm_scale, topk_indices_global
         self._set_up(given)
 
@@ -246,7 +245,7 @@ class IndexerBackward(OpClass):
         problem = SPARSE.bind(*inputs, loss, **options)
         return problem, check_samples(problem, (*gradients, None)), (float(given["sm_scale"]), 1.0)
 
-    def execute(  # type: ignore[override]
+    def execute(
         self,
         index_q: Any,
         weights: Any,
@@ -284,7 +283,7 @@ class IndexerBackward(OpClass):
         )
 
 
-class DenseIndexerBackward(OpClass):
+class DenseIndexerBackward(CalledClass):
     """Class API of `dsa_dense_indexer_backward`: ``check_support``, ``compile``, then ``execute`` into buffers."""
 
     op = DENSE
@@ -310,7 +309,7 @@ class DenseIndexerBackward(OpClass):
         max_seqlen_k: int | None = None,
         has_q_causal_offsets: bool = False,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        given = given_of(locals())
         self._sm_scale, self._ratio, self._longest = sm_scale, ratio, (max_seqlen_q, max_seqlen_k)
         self._set_up(given)
 
@@ -337,7 +336,7 @@ class DenseIndexerBackward(OpClass):
         )
         return problem, check_samples(problem, (*gradients, None)), (float(given["sm_scale"]), 1.0)
 
-    def execute(  # type: ignore[override]
+    def execute(
         self,
         index_q: Any,
         weights: Any,

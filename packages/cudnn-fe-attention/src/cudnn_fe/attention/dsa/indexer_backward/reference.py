@@ -71,7 +71,7 @@ def sparse(
         loss_coeff: Factor of the loss.
     """
     if problem.degenerate:
-        return _nothing(problem, xp, q, weights, k, target)  # type: ignore[return-value]
+        return _nothing(problem, xp, q, weights, k, target)
     io = problem.index_q.dtype.name
     batch, rows, heads, channels = q.shape
     keys, slots = k.shape[1], ids.shape[2]
@@ -142,7 +142,7 @@ def dense(
         loss_coeff: Factor of the loss.
     """
     if problem.degenerate:
-        return _nothing(problem, xp, q, weights, k, index)  # type: ignore[return-value]
+        return _nothing(problem, xp, q, weights, k, index)
     io, e = problem.index_q.dtype.name, problem.extents
     factor = xp.reshape(loss, (1,)) * (loss_coeff / (e.batch * e.rows))
     q, factors = heads_first(xp, wide(q)), heads_first(xp, wide(weights)[..., None])

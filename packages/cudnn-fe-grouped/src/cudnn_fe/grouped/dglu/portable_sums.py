@@ -38,14 +38,12 @@ def _add_row_parts(parts: cute.Tensor, offsets: cute.Tensor, sums: cute.Tensor, 
     rows = Int32(sums.shape[0])
     row = cute.arch.block_idx()[0] * _THREADS + cute.arch.thread_idx()[0]
     _, end = group_bounds(offsets, Int32(offsets.shape[0]), rows)
-    if row < end:
-        total = Float32(0.0)
-        for part in cutlass.range(Int32(parts.shape[0]), unroll=8):
-            total += parts[part, row]
+    last = rows if fills else end
+    total = Float32(0.0)
+    for part in cutlass.range(cutlass.select_(row < end, Int32(parts.shape[0]), Int32(0)), unroll=8):
+        total += parts[part, row]
+    if row < last:
         sums[row] = total
-    elif row < rows:
-        if cutlass.const_expr(fills):
-            sums[row] = Float32(0.0)
 
 
 @cute.jit

@@ -1,0 +1,1 @@
+"""The block-scaled mode of the grouped GEMM with a gated activation's derivative."""

@@ -100,6 +100,7 @@ MODULE_PATHS = {
     "csa": "CSA CSACompressorBackward CSACompressorForward csa_compressor_backward_wrapper",
     "deepseek_sparse_attention": "DSA AlignedHCABackward aligned_hca_backward_wrapper",
     "flex_attention": "FlexAttentionBwd FlexAttentionFwd create_mask_plan flex_attn_func",
+    "gated_attention_block": "GatedAttentionBlockFwd GatedAttentionBlockBwd gated_attention_block_forward",
     "hstu.hstu_attention": "hstu_attention_backward hstu_attention_forward",
     "native_sparse_attention": "NSA",
     "sdpa.bwd": "CompactGqaBackward compact_gqa_backward Nvfp4AttentionQatBackward",
@@ -114,6 +115,20 @@ def test_module_paths_of_attention(path: str) -> None:
         assert getattr(module, name) is getattr(cudnn, name)
     assert all(hasattr(module, name) for name in module.__all__)
     assert getattr(cudnn, path.split(".", 1)[0]) is importlib.import_module(f"cudnn.{path.split('.', 1)[0]}")
+
+
+def test_linear_attention_and_its_shims_by_their_module_paths() -> None:
+    """Importing the shims imports neither flash-linear-attention nor the kernel compiler."""
+    from cudnn.fla import gated_delta_rule, kda
+    from cudnn.linear_attention import ops
+
+    assert ops.gated_delta_net is cudnn.linear_attention.gated_delta_net is cudnn.gated_delta_net_forward
+    assert cudnn.fla.gated_delta_rule is gated_delta_rule
+    assert cudnn.fla.last_path() is None
+    assert kda.last_path() is None
+    assert not cudnn.fla.is_accelerated()
+    loaded = set(run("import sys, cudnn.fla; print(*sys.modules)").split())
+    assert not loaded & {"fla", "torch", "jax", "cutlass", "tvm_ffi"}
 
 
 BLOCKED = """

@@ -28,5 +28,8 @@ part memcheck 90 compute-sanitizer --tool memcheck --report-api-errors no --erro
 part host 60 "$python" tools/host_time.py --json "$out/host_time.json"
 part gemm 120 "$python" -m cudnn._cli bench matmul --rounds 9 --json "$out/h200_matmul.json"
 part swiglu 150 "$python" -m cudnn._cli bench gemm_swiglu_forward --rounds 9 --json "$out/h200_gemm_swiglu_forward.json"
+for op in grouped_gemm_forward grouped_gemm_glu_forward grouped_gemm_wgrad_forward; do
+    part "$op" 90 "$python" -m cudnn._cli bench "$op" --rounds 9 --json "$out/h200_$op.json"
+done
 part demo 90 "$python" -m cudnn._cli demo
 exit $failed

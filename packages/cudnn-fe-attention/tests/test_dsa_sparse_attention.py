@@ -49,13 +49,14 @@ def counts(given: dict[str, Any], *, lengths: bool) -> torch.Tensor:
 
 
 def exact(
-    q: torch.Tensor, kv: torch.Tensor, sink: torch.Tensor | None, listed: torch.Tensor, width: int
+    leaves: list[torch.Tensor], listed: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(O, max, LSE)`` of dense attention whose logits carry ``log(count)``, the sink as one more column."""
+    q, kv, sink = leaves
     kv = kv.nan_to_num(0)
     z = SCALE * torch.einsum("thd,nd->thn", q, kv) + listed.log()[:, None]
     alive = listed.sum(1) > 0
-    column = torch.full((T, H, 1), -torch.inf, dtype=z.dtype) if sink is None else sink[None, :, None].expand(T, H, 1)
+    column = sink[None, :, None].expand(T, H, 1)
     full = torch.cat([z, column], -1)
     full = torch.where(alive[:, None, None], full, torch.zeros_like(full))
     p = torch.softmax(full, -1)[..., :-1] * alive[:, None, None]
@@ -70,7 +71,7 @@ def test_forward_and_backward(framework: Framework, kind: str) -> None:
     given = make(kind)
     q, kv, ids, sink, lengths = (convert(x, framework) for x in given.values())
     leaves = [double(given[name]).requires_grad_() for name in ("q", "kv", "sink")]
-    o, top, lse = exact(*leaves, counts(given, lengths=True), 20)
+    o, top, lse = exact(leaves, counts(given, lengths=True), 20)
     result = forward(q, kv, ids, attn_sink=sink, topk_length=lengths, softmax_scale=SCALE, indexer_topk=2)
     assert_close(result["out"], o.detach(), attention_tolerance(kind, 2, 20))
     for name, wanted in (("max_logits", top), ("lse", lse)):
@@ -80,7 +81,7 @@ def test_forward_and_backward(framework: Framework, kind: str) -> None:
         assert np.isposinf(to_float64(result["lse"])[row]).all()
         assert np.isneginf(to_float64(result["max_logits"])[row]).all()
     first = dict(given, lengths=np.minimum(given["lengths"], 2))
-    _, _, wanted = exact(*leaves, counts(first, lengths=True), 20)
+    _, _, wanted = exact(leaves, counts(first, lengths=True), 20)
     assert_close(result["lse_indexer"], wanted.detach(), attention_tolerance("float32", 1, 20))
     dout = normal((T, H, 20), kind, seed=8)
     o.backward(double(dout))
@@ -97,7 +98,7 @@ def test_forward_and_backward(framework: Framework, kind: str) -> None:
 def test_values_are_the_first_channels() -> None:
     given = make(channels=576)
     leaves = [double(given[name]).requires_grad_() for name in ("q", "kv", "sink")]
-    o, _, _ = exact(*leaves, counts(given, lengths=False), 512)
+    o, _, _ = exact(leaves, counts(given, lengths=False), 512)
     out = forward(given["q"], given["kv"], given["ids"], attn_sink=given["sink"], softmax_scale=SCALE)
     assert out["lse_indexer"] is None
     assert_close(out["out"], o.detach(), attention_tolerance("float32", 1, 576))
@@ -163,7 +164,7 @@ def test_jax_under_jit_and_grad() -> None:
 
     given = make()
     leaves = [double(given[name]).requires_grad_() for name in ("q", "kv", "sink")]
-    exact(*leaves, counts(given, lengths=True), 20)[0].square().sum().backward()
+    exact(leaves, counts(given, lengths=True), 20)[0].square().sum().backward()
     ids, lengths = (convert(given[name], "jax") for name in ("ids", "lengths"))
 
     def loss(q: Any, kv: Any, sink: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from cudnn_fe.core import class_api
+from cudnn_fe.core import class_api, class_launch
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import (
@@ -234,8 +234,8 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
             raise refuse[0]
         seen.append(arguments)
 
-    launch = class_api._flat(class_api._cuda_launch(TOY, problem, compiled, specs, (True,)), 1, 1)
-    run = class_api._repeated(launch, compiled, specs, 1, -1)
+    launch = class_launch.flat(class_launch.cuda_launch(TOY, problem, compiled, specs, (True,)), 1, 1)
+    run = class_launch.repeated(launch, compiled, specs, 1, -1)
     return SimpleNamespace(run=run, seen=seen, refuse=refuse, x=x, y=y)
 
 
@@ -318,7 +318,7 @@ def test_a_stream_is_current_during_the_launch(launch: Any, monkeypatch: pytest.
             entered.append(None)
 
     monkeypatch.setattr(torch.cuda, "stream", Current)
-    monkeypatch.setattr(class_api, "torch_stream", lambda stream, index: (stream, index))
+    monkeypatch.setattr(class_launch, "torch_stream", lambda stream, index: (stream, index))
     launch.run(launch.x, launch.y, 1.0, 7)
     assert entered == [(7, -1), None]
     assert len(launch.seen) == 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cudnn_fe.core.block_scale import nvfp4_block_scale_dequantize, nvfp4_block_scale_quantize
-from cudnn_fe.core.errors import DTypeError, ShapeError, StrideError
+from cudnn_fe.core.errors import DTypeError, NotCompiledError, ShapeError, StrideError
 from cudnn_fe_testkit import block_scale as exact
 
 M, K = 128, 128
@@ -70,6 +70,38 @@ def test_under_jit(source: np.ndarray[Any, Any]) -> None:
     assert np.array_equal(raw(got["scale_tensor"]), raw(wanted["scale_tensor"]))
 
 
+def test_under_compile(source: np.ndarray[Any, Any]) -> None:
+    def there_and_back(x: Any, encode: Any, decode: Any) -> Any:
+        packed, scales = nvfp4_block_scale_quantize(x, encode)
+        return nvfp4_block_scale_dequantize(packed, scales, decode)
+
+    given = [as_torch(x) for x in (source, ENCODE, DECODE)]
+    got = torch.compile(there_and_back, backend="eager", fullgraph=True)(*given)
+    assert np.array_equal(raw(got), raw(there_and_back(source, ENCODE, DECODE)))
+
+
+def test_classes(source: np.ndarray[Any, Any]) -> None:
+    import cudnn.ops
+
+    x, encode, decode = (as_torch(x) for x in (source, ENCODE, DECODE))
+    packed = torch.empty(1, M, K // 2, dtype=torch.uint8)  # bytes are accepted as pairs
+    scales = torch.empty(1, M, K // 16, dtype=torch.float8_e4m3fn)
+    quantizer = cudnn.ops.Nvfp4BlockScaleQuantizer(x, encode, packed, scales)
+    with pytest.raises(NotCompiledError):
+        quantizer.execute(x, encode, packed, scales)
+    quantizer.compile()
+    quantizer.execute(x, encode, packed, scales)
+    wanted = nvfp4_block_scale_quantize(x, encode)
+    assert torch.equal(packed, wanted[0].view(torch.uint8))
+    assert torch.equal(scales.view(torch.uint8), wanted[1].view(torch.uint8))
+    out = torch.empty(1, M, K, dtype=torch.bfloat16)
+    dequantizer = cudnn.ops.Nvfp4BlockScaleDequantizer(packed, scales, decode, out)
+    dequantizer(packed, scales, decode, out)
+    assert np.array_equal(raw(out), raw(nvfp4_block_scale_dequantize(packed, scales, decode)))
+    with pytest.raises(ShapeError, match="scale_tensor"):
+        cudnn.ops.Nvfp4BlockScaleQuantizer(x, encode, packed, scales[:, :64]).check_support()
+
+
 def test_refusals(source: np.ndarray[Any, Any]) -> None:
     with pytest.raises(ShapeError, match="M a multiple of 128"):
         nvfp4_block_scale_quantize(source[:, :100], ENCODE)
@@ -77,7 +109,7 @@ def test_refusals(source: np.ndarray[Any, Any]) -> None:
         nvfp4_block_scale_quantize(np.ascontiguousarray(source[:, :, :80]), ENCODE)
     with pytest.raises(DTypeError, match="wanted bfloat16"):
         nvfp4_block_scale_quantize(source.astype(np.float32), ENCODE)
-    with pytest.raises(StrideError, match="C-contiguous"):
+    with pytest.raises(StrideError, match="contiguous"):
         nvfp4_block_scale_quantize(source.transpose(0, 2, 1), ENCODE)
     with pytest.raises(ShapeError, match=r"encode_scale: got \(1,\)"):
         nvfp4_block_scale_quantize(source, np.ones(1, np.float32))

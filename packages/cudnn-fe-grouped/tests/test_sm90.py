@@ -180,8 +180,10 @@ def test_scratch_holds_every_part() -> None:
     [
         (8 * 2048, 8, 14336, PAIRED),
         (64 * 256, 64, 2816, PAIRED),
-        (256 * 16, 256, 4096, SHORT_WIDE),  # as many tiles as multiprocessors, however wide
-        (8 * 16, 8, 2048, SHORT),
+        (64 * 2, 64, 2816, SHORT_WIDE),  # as many tiles as multiprocessors, however wide
+        (8 * 2, 8, 2048, SHORT),
+        (256 * 16, 256, 4096, SHORT),
+        (256 * 64, 256, 4096, PAIRED),  # some groups have more
         (1, 1024, 4096, SHORT),  # one group has a row, whatever their number
         (4096, 8, 384, ALONE),  # one of two CTAs that share rows would idle at the third column of tiles
         (4096, 8, 1408, PAIRED),

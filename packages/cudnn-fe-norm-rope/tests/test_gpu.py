@@ -116,6 +116,35 @@ def test_rows_of_every_width_at_any_alignment(columns: int, offset: int) -> None
             assert distance(got[1], wanted[1]) <= 2.0**-23 * (columns**0.5 + 64)
 
 
+@pytest.mark.parametrize("rows_per_cta", [1, 3, 33, 4752])
+def test_maxima_of_groups_of_any_size(rows_per_cta: int) -> None:
+    x, w = torch.randn(4752, 128).to(torch.bfloat16), torch.rand(128).to(torch.bfloat16)
+    x[7, 5] = float("nan")
+    got = rmsnorm_rht_amax_forward(x.cuda(), w.cuda(), rows_per_cta=rows_per_cta)["amax_tensor"]
+    wanted = defined(rmsnorm_rht_amax_forward, x, w, rows_per_cta=rows_per_cta)["amax_tensor"]
+    assert distance(got, wanted) <= 2.0**-20
+
+
+def test_nan_and_infinity_reach_what_depends_on_them() -> None:
+    x, u = (torch.randn(6, 256).to(torch.bfloat16) for _ in range(2))
+    w, b = (torch.rand(256).to(torch.bfloat16) + 0.5 for _ in range(2))
+    x[1, 3], x[3, 200], u[4, 9] = float("nan"), float("inf"), float("nan")
+    flags: dict[str, Any] = {"apply_u_silu": True, "concat_u": True, "concat_x": True}
+    dy, mean, rstd = torch.randn(6, 768).to(torch.bfloat16), torch.randn(6), torch.rand(6)
+    calls: Any = (
+        (rmsnorm_rht_amax_forward, (x, w), {"rows_per_cta": 2}),
+        (rmsnorm_silu_forward, (x, w), {"eps": 1e-6}),
+        (hstu_lmsd_forward, (x, u, w, b), {"dropout_ratio": 0.2, **flags}),
+        (hstu_lmsd_backward, (dy, x, u, w, b, mean, rstd, None), {"dropout_ratio": 0.0, **flags}),
+    )
+    for function, given, options in calls:
+        wanted = defined(function, *given, **options)
+        got = function(*(t if t is None else t.cuda() for t in given), **options)
+        for a, e in zip(got.values(), wanted.values(), strict=True):
+            if e is not None:
+                assert torch.equal(torch.isnan(a).cpu(), torch.isnan(e))
+
+
 @pytest.mark.parametrize("tokens", [1, 200, 700])
 def test_engram_gate(tokens: int) -> None:
     torch.manual_seed(tokens)
@@ -194,6 +223,24 @@ def test_vision_rope_of_odd_lengths(tokens: int) -> None:
         return result
 
     assert same(call(torch.Tensor.cuda), defined(call, lambda t: t))
+
+
+@pytest.mark.parametrize("how", [("fp4", 32, "ue8m0"), ("fp8", 32, "ue8m0"), ("fp4", 16, "e4m3")])
+def test_quantised_rope_at_ties_zeros_and_extremes(how: tuple[str, int, str]) -> None:
+    kind, group, scale = how
+    x = torch.randn(64, 512)
+    # Between two values of the small format where the group's largest makes its scale a power of two, or one.
+    ties = torch.arange(1, 64) / 8.0 if kind == "fp4" else torch.arange(1, 64) + 0.5
+    x[0, :63], x[0, 0:512:group] = ties, 6.0 if kind == "fp4" else 448.0
+    x[1], x[2], x[3], x[4] = 0.0, -0.0, 1e-38, 3e38
+    x[5:] *= torch.exp(8 * torch.randn(59, 1))
+    x = x.to(torch.bfloat16)
+    x = x.view(64, 4, 128) if (group, kind) == (32, "fp4") else x
+    cache, rows = torch.zeros(50, 64), torch.randint(0, 50, (64,))
+    cache[:, :32] = 1.0  # no angle: the last channels have their ties too
+    options: Any = {"quantization": kind, "group_size": group, "scale_format": scale}
+    got = rope_qdq_inplace_forward(x.cuda(), cache.cuda(), rows.cuda(), **options)["out"]
+    assert same(got, defined(rope_qdq_inplace_forward, x.clone(), cache, rows, **options)["out"])
 
 
 def test_quantised_rope_at_an_odd_address() -> None:

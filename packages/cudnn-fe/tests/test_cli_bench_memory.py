@@ -15,6 +15,7 @@ from cudnn._cli.bench.torch_memory import objection_to
 from cudnn_fe.core.bench import Entrant
 from cudnn_fe.core.op import resolve
 from cudnn_fe.core.registry import ops
+from cudnn_fe.grouped import torch_bench as grouped_bench
 from cudnn_fe.norm_rope import torch_bench
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
@@ -40,6 +41,18 @@ def test_rows(tmp_path: Path) -> None:
     assert ours.ratio_to_rival == pytest.approx(rival.microseconds / ours.microseconds, rel=0.01, abs=1e-3)
     assert ours.rival == "torch eager"
     assert "a copy of as many bytes" in ours.ceiling
+
+
+def test_products_are_rated_by_their_work(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    code, text = bench("grouped_gemm_wgrad_forward", "--model", "even", "--json", str(path))
+    assert code == 0, text
+    ours, rival = load_rows(path)
+    assert (ours.who, rival.who) == ("cudnn-fe (reference)", "torch, expert by expert")
+    assert ours.shape == (96, 128, 64, 4)
+    assert ours.rate * ours.microseconds == pytest.approx(2 * 96 * 128 * 64 / 1e6, rel=0.02)
+    assert ours.rate_unit == "TFLOP/s"
+    assert "GEMM of 1024 cubed" in ours.ceiling
 
 
 def test_options_of_products_are_refused() -> None:
@@ -84,3 +97,11 @@ def test_cases_on_a_gpu_fit_it(cases: str) -> None:
     found = getattr(torch_bench, cases)(True)
     assert len({case.name for case in found}) == len(found)
     assert all(64 << 20 < case.nbytes < 4 << 30 or case.shape[0] <= 8649 for case in found)
+
+
+@pytest.mark.parametrize("cases", grouped_bench.__all__)
+def test_cases_of_experts_differ_in_name_and_routing(cases: str) -> None:
+    found = getattr(grouped_bench, cases)(True)
+    assert len({case.name for case in found}) == len(found) >= 10
+    assert all(case.flops == 2 * m * n * k for case in found for m, n, k, _ in [case.shape])
+    assert sum("Zipf" in case.name for case in found) == len(found) // 2

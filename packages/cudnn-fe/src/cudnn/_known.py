@@ -14,8 +14,7 @@ _NAMES = {
         "gemm_swiglu_forward gemm_swiglu_jax_backward gemm_swiglu_jax_forward gemm_swiglu_jax_sm100 "
         "gemm_swiglu_scaled_forward gemm_swiglu_wrapper_sm100 "
         "mhc_projection_backward gemm.mhc_projection_backward gemm.MhcProjectionBackward "
-        "gemm_proj_rope_mxfp8_forward ops.nvfp4_block_scale_dequantize "
-        "ops.nvfp4_block_scale_quantize"
+        "gemm_proj_rope_mxfp8_forward"
     ),
     "cudnn-fe-grouped": (
         "DiscreteGroupedGemmDswigluSm100 DiscreteGroupedGemmSwigluSm100 GroupedGemmDgluSm100 "
@@ -46,7 +45,9 @@ _NAMES = {
         "dsa_dense_indexer_backward dsa_dense_indexer_score_forward dsa_indexer_backward dsa_indexer_forward "
         "dsa_indexer_fused_top_k_forward dsa_indexer_top_k_forward dsa_local_to_global_forward "
         "dsa_sparse_attention_backward dsa_sparse_attention_forward dsa_sparse_attn_score_forward "
-        "dsa_sparse_indexer_score_forward fla flex_attention_backward "
+        "dsa_sparse_indexer_score_forward fla gated_delta_net_backward gated_delta_net_forward "
+        "jax.kimi_delta_attention kimi_delta_attention_backward kimi_delta_attention_forward "
+        "ops.kimi_delta_attention_backward_jax ops.kimi_delta_attention_forward_jax flex_attention_backward "
         "flex_attention_forward flex_attn_func gated_attention_block "
         "gated_attention_block_backward gated_attention_block_forward hstu_attention_backward "
         "hstu_attention_forward jax.block_sparse_attention nsa_compression_attention_forward "

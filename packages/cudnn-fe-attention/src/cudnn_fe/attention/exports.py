@@ -13,9 +13,11 @@ _NSA = "cudnn_fe.attention.nsa"
 _CSA = "cudnn_fe.attention.csa_compressor"
 _SDPA = "cudnn_fe.attention.sdpa"
 _QAT = "cudnn_fe.attention.nvfp4_qat"
+_GATED = "cudnn_fe.attention.gated_block"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
 _DSA = "cudnn_fe.attention.dsa"
 _HCA = "cudnn_fe.attention.hca"
+_LINEAR = "cudnn_fe.attention.linear"
 
 FAMILY = Family(
     name="attention",
@@ -36,6 +38,8 @@ FAMILY = Family(
         f"{_FLEX}.op:BACKWARD",
         f"{_SDPA}.op:BACKWARD",
         f"{_QAT}.op:BACKWARD",
+        f"{_GATED}.op:FORWARD",
+        f"{_GATED}.op:BACKWARD",
         f"{_DSA}.indexer.op:FORWARD",
         f"{_DSA}.indexer.op:TOP_K",
         f"{_DSA}.top_k.op:FORWARD",
@@ -50,6 +54,10 @@ FAMILY = Family(
         f"{_DSA}.sparse_attention.op:FORWARD",
         f"{_DSA}.sparse_attention.op:BACKWARD",
         f"{_HCA}.op:BACKWARD",
+        f"{_LINEAR}.op:GDN_FORWARD",
+        f"{_LINEAR}.op:GDN_BACKWARD",
+        f"{_LINEAR}.op:KDA_FORWARD",
+        f"{_LINEAR}.op:KDA_BACKWARD",
     ),
     exports={
         "BSA": f"{_NAMESPACES}:BSA",
@@ -85,12 +93,23 @@ FAMILY = Family(
                 "sparse_indexer_score_forward",
             )
         },
+        "gated_delta_net_forward": f"{_LINEAR}:gated_delta_net_forward",
+        "gated_delta_net_backward": f"{_LINEAR}:gated_delta_net_backward",
+        "kimi_delta_attention_forward": f"{_LINEAR}:kimi_delta_attention_forward",
+        "kimi_delta_attention_backward": f"{_LINEAR}:kimi_delta_attention_backward",
+        "jax.kimi_delta_attention": f"{_LINEAR}.jax:kimi_delta_attention",
+        "ops.kimi_delta_attention_forward_jax": f"{_LINEAR}.jax:kimi_delta_attention_forward_jax",
+        "ops.kimi_delta_attention_backward_jax": f"{_LINEAR}.jax:kimi_delta_attention_backward_jax",
         "AlignedHCABackward": f"{_HCA}.legacy:AlignedHCABackward",
         "aligned_hca_backward": f"{_HCA}:aligned_hca_backward",
         "aligned_hca_backward_wrapper": f"{_HCA}.legacy:aligned_hca_backward_wrapper",
         "NSA": f"{_NAMESPACES}:NSA",
         "Nvfp4AttentionQatBackward": f"{_QAT}.legacy:Nvfp4AttentionQatBackward",
         "nvfp4_attention_qat_backward": f"{_QAT}:nvfp4_attention_qat_backward",
+        "GatedAttentionBlockFwd": f"{_GATED}.legacy_forward:GatedAttentionBlockFwd",
+        "GatedAttentionBlockBwd": f"{_GATED}.legacy_backward:GatedAttentionBlockBwd",
+        "gated_attention_block_forward": f"{_GATED}:gated_attention_block_forward",
+        "gated_attention_block_backward": f"{_GATED}:gated_attention_block_backward",
         "CompactGqaBackward": f"{_SDPA}.compact_gqa:CompactGqaBackward",
         "compact_gqa_backward": f"{_SDPA}.compact_gqa:compact_gqa_backward",
         "sdpa_backward": f"{_SDPA}:sdpa_backward",

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, OptionTypeError, ShapeError
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.op import Problem
-from cudnn_fe.core.require import require_dtype, require_rows, require_same_device
+from cudnn_fe.core.require import require_dtype, require_rows, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, spec_of
 
 __all__ = [
     "FLOATS",
+    "STATISTICS",
     "check_samples",
     "compact",
     "deliver",
+    "require_finite",
     "require_flag",
     "require_groups",
     "require_offsets",
     "require_positive",
     "require_same_dtype",
+    "require_statistic",
     "require_streamable",
     "statistics_dtype",
 ]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+STATISTICS = ("float32", "float64")  # of log-sum-exps and the like: the second beside float64 operands
 
 
 def compact(
@@ -152,3 +157,17 @@ def require_positive(value: Any, name: str) -> None:
     """Raises OptionError unless ``value`` is an int above 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise OptionError(name, got=repr(value), wanted="an int above 0", remedy="pass a Python int")
+
+
+def require_statistic(spec: TensorSpec, shape: tuple[int, ...], words: str, like: TensorSpec) -> None:
+    """Validates a float32 tensor, float64 beside float64 operands, of one number per row or head."""
+    require_dtype(spec, statistics_dtype(like).name)
+    require_shape(spec, shape, words)
+    require_same_device(like, spec)
+
+
+def require_finite(value: Any, name: str) -> float:
+    """``value`` as a float; raises OptionError unless it is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise OptionError(name, got=repr(value), wanted="a finite number", remedy="pass e.g. 0.125")
+    return float(value)

@@ -204,7 +204,7 @@ class Op:
         gradient: ``"module:attribute"`` of its derivative rule, where there is one.
         public: Whether it is exported, or only serves others.
         memory_cases: ``"module:function"``, called as ``f(cuda)``: the benchmark's `MemoryCase` records on a GPU or a
-            CPU, for an op that memory bounds.
+            CPU.
         reference_on_gpu: While no kernel of the op has run on a GPU, its reference runs there too, with one warning.
     """
 

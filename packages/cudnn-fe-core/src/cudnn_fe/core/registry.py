@@ -49,7 +49,7 @@ def _on_path(apart_from: frozenset[str]) -> dict[str, Family]:
     """Families whose sources lie on the path without being installed, as in a plain checkout."""
     import cudnn_fe  # a namespace package: its path lists every place that holds a family
 
-    names = {row.name for row in pkgutil.iter_modules(cudnn_fe.__path__) if row.ispkg} - apart_from - {"core"}
+    names = {row.name for row in pkgutil.iter_modules(cudnn_fe.__path__) if row.ispkg} - apart_from
     found = [name for name in names if util.find_spec(f"cudnn_fe.{name}.exports")]
     return {name: resolve(f"cudnn_fe.{name}.exports:FAMILY") for name in found}
 

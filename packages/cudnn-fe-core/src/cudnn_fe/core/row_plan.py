@@ -10,9 +10,9 @@ from cudnn_fe.core.tensor import TensorSpec
 
 _VECTOR_BYTES = 16
 _BLOCK = 128  # threads that narrow rows share a block up to
-_WIDE_BLOCK = 256  # threads of wide rows: four such blocks run beside one another, one's loads under another's sums
+_WIDE_BLOCK = 512  # threads of wide rows: two such blocks run beside one another, one's loads under another's sums
 _MOST_CTAS = 8  # of a cluster, everywhere
-_WIDE_PART = 1024  # vectors that such a block has in registers: what a CTA takes as long as there are enough
+_WIDE_PART = 1024  # vectors of a row that a CTA takes, in 256 threads' registers, as long as there are CTAs enough
 _MOST_KEPT = 96 * 1024  # bytes: what a block has on every target
 
 
@@ -27,7 +27,7 @@ class RowPlan:
         tiles: Times that it takes to go through the part; above 1 it is gone through twice.
         ctas: CTAs of a cluster that share a row; 1 without a cluster.
         part: Vectors of a row in each of them, an even number where there are several.
-        kept: Whether shared memory holds the part, so that the second time reads no memory.
+        kept: Whether registers or shared memory hold the part, so that the second time reads no memory.
     """
 
     threads: int
@@ -45,22 +45,19 @@ class RowPlan:
 
     @property
     def kept_bytes(self) -> int:
-        """Shared memory for the rows that a block works on."""
-        return self.block * self.vectors * self.tiles * _VECTOR_BYTES if self.kept else 0
+        """Shared memory for the rows that a block works on; none for what its registers hold."""
+        return self.block * self.vectors * self.tiles * _VECTOR_BYTES if self.kept and self.tiles > 1 else 0
 
 
 def _power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def row_plan(
-    columns: int, *, rows: int | None = None, vectors: int = 4, least_threads: int = 1, clusters: bool = False
-) -> RowPlan:
+def row_plan(columns: int, *, vectors: int = 4, least_threads: int = 1, clusters: bool = False) -> RowPlan:
     """The plan for rows of ``columns`` 16-bit elements.
 
     Args:
         columns: Elements of a row.
-        rows: Most rows at a time, if the block has only so many; None for any number.
         vectors: Vectors a thread should hold.
         least_threads: A power of two.
         clusters: Whether the device has clusters, for rows too wide for one CTA.
@@ -77,8 +74,6 @@ def row_plan(
     tiles = -(-part // (threads * vectors))
     held = max(-(-part // (threads * tiles)), 1)
     groups = max(_BLOCK // threads, 1)
-    if rows is not None:
-        groups = min(groups, max(_power_of_two(rows), 1))
     groups = max(groups, 32 // threads)  # whole warps
     kept = tiles * threads * groups * held * _VECTOR_BYTES <= _MOST_KEPT
     return RowPlan(threads, groups, held, tiles, ctas, part, kept)

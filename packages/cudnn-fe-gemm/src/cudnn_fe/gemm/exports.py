@@ -37,8 +37,6 @@ FAMILY = Family(
         "gemm_swiglu_wrapper_sm100": f"{_LEGACY}:gemm_swiglu_wrapper_sm100",
         "gemm_swiglu_jax_sm100": f"{_LEGACY}:gemm_swiglu_jax_sm100",
         "GemmSwigluSm100": f"{_LEGACY}:GemmSwigluSm100",
-        "ops.nvfp4_block_scale_quantize": "cudnn_fe.core.block_scale:nvfp4_block_scale_quantize",
-        "ops.nvfp4_block_scale_dequantize": "cudnn_fe.core.block_scale:nvfp4_block_scale_dequantize",
         "gemm_amax_forward": "cudnn_fe.gemm.amax:gemm_amax_forward",
         "gemm_amax_jax_forward": "cudnn_fe.gemm.amax:gemm_amax_jax_forward",
         "gemm_amax_wrapper_sm100": f"{_SCALED}:gemm_amax_wrapper_sm100",

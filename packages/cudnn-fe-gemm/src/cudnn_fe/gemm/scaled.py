@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.block_scale import BlockFormat, block_format, scale_shape
+from cudnn_fe.core.block_scale.specs import PACKED_LAYOUT, atom_spec, is_atom_form, require_packed
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError, StrideError
 from cudnn_fe.core.require import require_same_device
@@ -23,7 +24,6 @@ __all__ = [
     "ScaledGemmProblem",
     "is_atom_form",
     "is_fp4",
-    "permuted",
     "quantising_fields",
     "require_float32",
     "require_result",
@@ -35,9 +35,6 @@ ELEMENTS = ("float8_e4m3fn", "float8_e5m2", *FP4)
 SCALES = ("float8_e8m0fnu", "float8_e4m3fn")
 FLOATS = ("float32", "float16", "bfloat16")
 RESULTS = (*FLOATS, "float8_e4m3fn", "float8_e5m2")
-PACKED_LAYOUT = "(L, ceil(R/128), K', 32, 4, 4), or its atom view (32, 4, ceil(R/128), 4, K', L) with R rows"
-_TO_ATOM = (3, 4, 1, 5, 2, 0)
-_TO_PHYSICAL = (5, 2, 4, 0, 1, 3)
 
 
 def is_fp4(kind: DType) -> bool:
@@ -118,7 +115,7 @@ class QuantisingProblem(ScaledGemmProblem):
         m, n, _, batch = self.extents
         shape = scale_shape(m, -(-n // self.columns_per_result // self.sf_vec_size), batch)
         spec = TensorSpec(shape, contiguous_strides(shape), self.sfa.dtype, self.device, 16, self.scales_name)
-        return spec.permute(_TO_ATOM) if self.scales_atom else spec
+        return atom_spec(spec) if self.scales_atom else spec
 
 
 def quantising_fields(
@@ -209,34 +206,3 @@ def require_scaled(
     require_packed(sfa, m, columns, batch)
     require_packed(sfb, n, columns, batch)
     return m, n, k, batch
-
-
-def permuted(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The atom view's shape of a physical one."""
-    return tuple(shape[dim] for dim in _TO_ATOM)
-
-
-def is_atom_form(spec: TensorSpec) -> bool:
-    """Whether packed scale factors are given as the atom view; the physical form ends in (32, 4, 4)."""
-    return spec.ndim == 6 and (spec.shape[0], spec.shape[1], spec.shape[3]) == (32, 4, 4)
-
-
-def require_packed(spec: TensorSpec, rows: int, columns: int, batch: int) -> None:
-    """Raises ShapeError or StrideError unless ``spec`` is one of the two packed forms, compact."""
-    spec.require_rank(6, PACKED_LAYOUT)
-    physical = spec.permute(_TO_PHYSICAL) if is_atom_form(spec) else spec
-    shape = scale_shape(rows, columns, batch)
-    if physical.shape != shape:
-        raise ShapeError(
-            spec.name,
-            got=str(spec.shape),
-            wanted=f"{shape} or {permuted(shape)} for {rows} rows of {columns} scales",
-            remedy="pack plain scales with cudnn_fe.core.block_scale.swizzle_scales",
-        )
-    if spec.size and physical.strides != contiguous_strides(shape):
-        raise StrideError(
-            spec.name,
-            got=f"strides {spec.strides}",
-            wanted="one compact buffer in the order of the physical form",
-            remedy="copy the physical form, then take its atom view",
-        )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.core.block_scale import atom_view, dequantize, quantize, swizzle_scales, unswizzle_scales
-from cudnn_fe.core.codecs import encode, from_codes, pack_fp4, to_codes, unpack_fp4
-from cudnn_fe.core.dtypes import DType, dtype
+from cudnn_fe.core.codecs import encode, from_codes, pack_fp4, unpack_fp4
+from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.gemm.arrays import astype, batched_product
 
@@ -14,14 +14,7 @@ if TYPE_CHECKING:
     from cudnn_fe.core.block_scale import BlockFormat
     from cudnn_fe.gemm.scaled import QuantisingProblem, ScaledGemmProblem
 
-__all__ = ["cast", "finished", "largest", "packed_pairs", "scaled_product"]
-
-
-def packed_pairs(x: Any) -> Any:
-    """FP4 arrays of NumPy and JAX, which hold one element a byte, as packed pairs along dim 1; others as they are."""
-    if x is None or dtype(x.dtype).name != "float4_e2m1fn" or framework_of(x) == "torch":
-        return x
-    return pack_fp4(to_codes(x), axis=1)
+__all__ = ["cast", "finished", "largest", "scaled_product"]
 
 
 def scaled_product(problem: ScaledGemmProblem, xp: Any, a: Any, b: Any, sfa: Any, sfb: Any) -> Any:

@@ -9,8 +9,8 @@ from cudnn_fe.core.gemm_spec import GemmSpec, Major, operand_alignment
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.grouped.hopper import dglu_sm90, rows_sm90, wgrad_sm90
 from cudnn_fe.grouped.kernel_spec import RowsSpec, WgradSpec
-from cudnn_fe.grouped.kernels_sm90 import dglu_sm90, rows_sm90, wgrad_sm90
 from cudnn_fe.grouped.operands import output
 
 __all__ = ["DGLU_KERNELS", "WGRAD_KERNELS", "rows_kernels"]
@@ -54,7 +54,7 @@ def rows_spec(problem: Any, where: Device) -> RowsSpec:
         prob=problem.prob_tensor is not None,
         bias_dtype=None if bias is None else bias.dtype.name,
         wanted=frozenset({"c"} if problem.generate_c else ()),
-        zero_tail=getattr(problem, "zero_tail", True),
+        zero_tail=problem.zero_tail,
         addresses=_addresses(problem.b_tensor if problem.discrete else None),
     )
 
@@ -68,7 +68,7 @@ def dglu_spec(problem: Any, where: Device) -> RowsSpec:
         c_dtype=problem.c_tensor.dtype.name,
         wanted=frozenset(name for name, given in wanted.items() if given),
         round_product=problem.round_dgrad,
-        zero_tail=getattr(problem, "zero_tail", True),
+        zero_tail=problem.zero_tail,
         addresses=_addresses(problem.b_tensor if problem.discrete else None),
     )
 
@@ -92,6 +92,7 @@ def rows_kernels(folder: str) -> tuple[Kernel, ...]:
             refuse=portable_refusal,
             specialise=rows_spec,
             targets=PORTABLE_TARGETS,
+            verified=("H200",),
         ),
     )
 
@@ -128,6 +129,7 @@ DGLU_KERNELS = (
         specialise=dglu_spec,
         targets=PORTABLE_TARGETS,
         scratch=_dglu_scratch,
+        verified=("H200",),
     ),
 )
 WGRAD_KERNELS = (
@@ -138,5 +140,6 @@ WGRAD_KERNELS = (
         refuse=portable_refusal,
         specialise=wgrad_spec,
         targets=PORTABLE_TARGETS,
+        verified=("H200",),
     ),
 )

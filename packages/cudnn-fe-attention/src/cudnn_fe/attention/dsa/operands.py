@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from cudnn_fe.attention.operands import FLOATS, require_same_dtype, statistics_dtype
-from cudnn_fe.core.errors import OptionError, ShapeError
-from cudnn_fe.core.require import require_dtype, require_one_of, require_rows, require_same_device, require_shape
+from cudnn_fe.attention.operands import FLOATS, require_same_dtype
+from cudnn_fe.core.errors import ShapeError
+from cudnn_fe.core.require import require_dtype, require_rows, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = [
     "INDICES",
     "SOURCE",
-    "STATISTICS",
     "VALUE_CHANNELS",
     "WIDE_INDICES",
-    "require_flags",
     "require_head_ratio",
     "require_index_lists",
     "require_lists",
-    "require_scale",
     "require_shared_keys",
-    "require_statistic",
 ]
 
 INDICES = ("int32",)
 WIDE_INDICES = ("int32", "int64")
-STATISTICS = ("float32", "float64")
 VALUE_CHANNELS = 512  # channels of a shared key-value row that are its value; those after them are the key's alone
 SOURCE = (
     "DeepSeek-AI, DeepSeek-V3.2 (2025): sparse attention with a lightning indexer; conventions of cudnn-frontend "
@@ -65,13 +59,6 @@ def require_lists(
         require_shape(lengths, lead, words.replace(", K", ""))
 
 
-def require_statistic(spec: TensorSpec, shape: tuple[int, ...], words: str, like: TensorSpec) -> None:
-    """Validates a float32 tensor, float64 beside float64 operands, of one number per row or head."""
-    require_dtype(spec, statistics_dtype(like).name)
-    require_shape(spec, shape, words)
-    require_same_device(like, spec)
-
-
 def require_index_lists(
     q: TensorSpec, k: TensorSpec, weights: TensorSpec | None, ids: TensorSpec, lengths: TensorSpec | None
 ) -> None:
@@ -100,16 +87,3 @@ def require_head_ratio(given: Any, heads: int, key_heads: int = 1) -> None:
             wanted=f"{heads} query heads / {key_heads} key heads",
             remedy="leave it unset",
         )
-
-
-def require_scale(value: Any, name: str) -> float:
-    """``value`` as a float; raises OptionError unless it is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise OptionError(name, got=repr(value), wanted="a finite number", remedy="pass e.g. 0.125")
-    return float(value)
-
-
-def require_flags(**flags: Any) -> None:
-    """Raises OptionError unless every named value is a bool."""
-    for name, value in flags.items():
-        require_one_of(value, name, (True, False))

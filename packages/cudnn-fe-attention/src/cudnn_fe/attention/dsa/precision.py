@@ -11,7 +11,6 @@ from cudnn_fe.core.block_scale import MXFP4, MXFP8_E4M3, dequantize, unswizzle_s
 from cudnn_fe.core.codecs import pack_fp4, to_codes, unpack_fp4
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError
-from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_one_of, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -35,7 +34,7 @@ def normal_precision(given: Any, allowed: tuple[str, ...] = PRECISIONS) -> str:
 def packed_pairs(x: Any) -> Any:
     """FP4 arrays of NumPy and JAX, one element a byte, as two a byte, which is torch's FP4; others as they are."""
     kind = getattr(x, "dtype", None)
-    if kind is None or dtype(kind).name != "float4_e2m1fn" or framework_of(x) == "torch":
+    if kind is None or hasattr(x, "detach") or dtype(kind).name != "float4_e2m1fn":  # torch's are pairs already
         return x
     return pack_fp4(to_codes(x))
 

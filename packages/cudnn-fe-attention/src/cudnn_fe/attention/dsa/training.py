@@ -12,7 +12,7 @@ from cudnn_fe.attention.dsa.operands import require_shared_keys
 from cudnn_fe.attention.dsa.sparse_attention import dsa_sparse_attention_forward
 from cudnn_fe.attention.dsa.sparse_scores import dsa_sparse_attn_score_forward
 from cudnn_fe.attention.rows import listed
-from cudnn_fe.core.errors import DTypeError, OptionError
+from cudnn_fe.core.errors import OptionError, OptionTypeError
 from cudnn_fe.core.frameworks import common_framework
 from cudnn_fe.core.require import require_dtype
 from cudnn_fe.core.tensor import spec_of
@@ -25,7 +25,7 @@ def _scale(q: Any, given: Any) -> float:
     if given is None:
         return float(max(q.shape[-1], 1) ** -0.5)
     if isinstance(given, bool) or not isinstance(given, Real):
-        raise DTypeError("softmax_scale", got=repr(given), wanted="a real number", remedy="pass a Python float")
+        raise OptionTypeError("softmax_scale", got=repr(given), wanted="a real number", remedy="pass a Python float")
     if not math.isfinite(given) or given <= 0:
         raise OptionError("softmax_scale", got=repr(given), wanted="a finite number above 0", remedy="pass e.g. 0.125")
     return float(given)
@@ -72,11 +72,11 @@ def sparse_attention(
         ``out`` (T, H, min(D, 512)), ``max_logits`` and ``lse`` (T, H); the last two carry no derivative.
 
     Raises:
-        FrameworkError, DTypeError: Not an array, another dtype, a scale or flag that is none: TypeErrors.
+        FrameworkError, DTypeError, OptionTypeError: TypeErrors: no array, another dtype, a scale or flag that is none.
         ShapeError, DeviceError, OptionError: As the message says.
     """
     if not isinstance(trusted_compact_metadata, bool):
-        raise DTypeError(
+        raise OptionTypeError(
             "trusted_compact_metadata",
             got=repr(trusted_compact_metadata),
             wanted="True or False",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from cudnn_fe.attention.dsa.operands import STATISTICS, require_statistic
-from cudnn_fe.attention.operands import FLOATS, compact, require_same_dtype
+from cudnn_fe.attention.operands import FLOATS, STATISTICS, compact, require_same_dtype, require_statistic
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.require import require_dtype, require_one_of, require_rows, require_same_device

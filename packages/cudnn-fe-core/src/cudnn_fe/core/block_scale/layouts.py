@@ -8,6 +8,8 @@ from cudnn_fe.core.errors import ShapeError
 __all__ = [
     "ATOM_COLUMNS",
     "ATOM_ROWS",
+    "TO_ATOM",
+    "TO_PHYSICAL",
     "atom_view",
     "physical_view",
     "scale_shape",
@@ -17,8 +19,8 @@ __all__ = [
 
 ATOM_ROWS = 128
 ATOM_COLUMNS = 4
-_TO_ATOM = (3, 4, 1, 5, 2, 0)
-_TO_PHYSICAL = (5, 2, 4, 0, 1, 3)
+TO_ATOM = (3, 4, 1, 5, 2, 0)
+TO_PHYSICAL = (5, 2, 4, 0, 1, 3)
 
 
 def scale_shape(rows: int, columns: int, batch: int = 1) -> tuple[int, int, int, int, int, int]:
@@ -138,7 +140,7 @@ def atom_view(packed: Array) -> Array:
     Named after CuTe's layout atoms.
     """
     xp = namespace_of(packed, operand="packed")
-    return packed if _is_atom(packed) else xp.permute_dims(packed, _TO_ATOM)
+    return packed if _is_atom(packed) else xp.permute_dims(packed, TO_ATOM)
 
 
 def physical_view(packed: Array) -> Array:
@@ -162,7 +164,7 @@ def physical_view(packed: Array) -> Array:
     Named after CuTe's layout atoms.
     """
     xp = namespace_of(packed, operand="packed")
-    return xp.permute_dims(packed, _TO_PHYSICAL) if _is_atom(packed) else packed
+    return xp.permute_dims(packed, TO_PHYSICAL) if _is_atom(packed) else packed
 
 
 def _is_atom(packed: Array) -> bool:

@@ -20,6 +20,7 @@ __all__ = [
     "factor_bits",
     "quantize",
     "quantize_rows_and_columns",
+    "quotient_of",
     "scale_blocks",
 ]
 
@@ -188,6 +189,11 @@ def quantize_rows_and_columns(
         quantize(x, format, axis=-1, recipe=recipe, norm=norm),
         quantize(x, format, axis=-2, recipe=column_recipe or recipe, norm=norm),
     )
+
+
+def quotient_of(format: BlockFormat, recipe: Recipe) -> float:
+    """What a recipe multiplies a block's largest magnitude by, to be rounded to float32."""
+    return 1.0 / _limit(format, recipe)
 
 
 def checked_axis(x: Array, axis: int, operand: str = "x") -> int:

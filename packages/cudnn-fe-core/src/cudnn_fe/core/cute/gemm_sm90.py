@@ -52,7 +52,6 @@ class GemmSm90:
         self.spec, self.tile, self.outputs, self.epilogue = spec, tile, outputs, epilogue
         self.block_columns = block_columns
         self.layout = layout
-        self.fetches = isinstance(epilogue, FetchingEpilogue)
         self.a_type, self.b_type = element_type(spec.a_dtype), element_type(spec.b_dtype)
         self.k = mainloop_sm90.STAGE_BYTES_K * 8 // self.a_type.width
         self.cta_tile = (tile.m, tile.n, self.k)
@@ -314,7 +313,9 @@ class GemmSm90:
 
     def fetch(self, at: TilePlace, block: tuple[Int32, Int32], arguments: Any) -> tuple[Any, ...]:
         """What the epilogue reads for a block besides `arguments`, if it reads anything."""
-        return (self.epilogue.fetch(self.where(at, block), arguments),) if self.fetches else ()
+        if not isinstance(self.epilogue, FetchingEpilogue):
+            return ()
+        return (self.epilogue.fetch(self.where(at, block), arguments),)
 
     @cute.jit
     def store(

@@ -1,8 +1,9 @@
-"""RMS-normalised rows of 16-bit elements: the loop that fused norms share, from memory to scaled vectors in registers.
+"""RMS-normalised rows of 16-bit elements: what fused norms share, from memory to scaled vectors in registers.
 
-A thread's vectors pass through words of shared memory that are its own: they are filled asynchronously, one row ahead
-of the arithmetic, without registers and without barriers. A row too wide for the registers stays there between its two
-passes; a row too wide for one CTA is shared by the CTAs of a cluster.
+A block takes one row, or as many narrow ones as fit, and each of its threads the same vectors of x and of the weight.
+Blocks in great number, some loading while others compute, reach the memory's speed; blocks that go from row to row with
+the next one under way measured 3 to 6 % less. A row too wide for one block's registers is shared by the CTAs of a
+cluster; one too wide for these stays in shared memory between its two passes, or is read twice where that is too small.
 """
 
 from __future__ import annotations
@@ -15,16 +16,9 @@ from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
 from cudnn_fe.core.cute.exact import reciprocal_square_root
-from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
+from cudnn_fe.core.cute.ptx_base import load_shared
 from cudnn_fe.core.cute.row_reduce import RowGroups
-from cudnn_fe.core.cute.row_vectors import (
-    VECTOR,
-    copy_words_async,
-    load_vectors,
-    load_words,
-    row_address,
-    wait_for_copies,
-)
+from cudnn_fe.core.cute.row_vectors import VECTOR, copy_words_async, load_vectors, row_address, wait_for_copies
 from cudnn_fe.core.row_plan import RowPlan
 
 __all__ = ["RmsRows"]
@@ -33,7 +27,7 @@ _RESIDENT = 1024  # threads of a multiprocessor
 
 
 class RmsRows:
-    """How a block goes through rows.
+    """How blocks share rows.
 
     Args:
         columns: Elements of a row, a multiple of 8.
@@ -46,16 +40,13 @@ class RmsRows:
         self.per_row = columns // VECTOR
         self.tile = plan.threads * plan.vectors
         self.groups = RowGroups(plan.threads, plan.groups, plan.ctas)
-        self.whole = self.per_row == plan.ctas * plan.tiles * self.tile  # no thread has vectors past the row's end
-        self.weights_kept = plan.tiles == 1  # in fp32
-        self.reduction = plan.kept_bytes * (3 if self.weights_kept else 1)
-        self.shared_bytes = self.reduction + 4 * self.groups.shared_words()
+        self.shared_bytes = plan.kept_bytes + 4 * self.groups.shared_words()
 
-    def launch(self, kernel: Any, blocks: Any, stream: Any) -> None:
-        """Launch a bound kernel on ``blocks`` blocks, or clusters, as many beside one another as registers allow."""
+    def launch(self, kernel: Any, rows: Any, stream: Any) -> None:
+        """Launch a bound kernel for so many rows, as many blocks beside one another as registers allow."""
         ctas = self.plan.ctas
         kernel.launch(
-            grid=(blocks * ctas, 1, 1),
+            grid=(((rows - 1) // self.plan.groups + 1) * ctas, 1, 1),
             block=(self.plan.block, 1, 1),
             cluster=(ctas, 1, 1) if ctas > 1 else None,
             stream=stream,
@@ -64,78 +55,66 @@ class RmsRows:
         )
 
     @cute.jit
-    def each(
+    def each_vector(
         self,
         x: cute.Tensor,
         weight: cute.Tensor,
-        first: Int64,
-        rows: Int32,
         eps: Float32,
         shared: Int32,
         finish: cutlass.Constexpr[Callable[..., None]],
-    ) -> Int32:
-        """Normalise ``rows`` rows from ``first`` on; every thread of the block, or cluster, takes part.
+    ) -> Int64:
+        """Normalise this thread's part of its row; every thread of the block, or cluster, takes part.
 
         Args:
             x: (M, N) bfloat16.
             weight: (N,) bfloat16.
-            first: A row of x.
-            rows: At least one.
             eps: Added to the mean square.
-            shared: Address of `shared_bytes` bytes.
+            shared: Address of `shared_bytes` bytes. Slot 1 of reductions with `groups`, `RowPlan.kept_bytes` behind it,
+                stays free.
             finish: Called as ``finish(row, vector, values, factors, scale, valid)`` with a vector's eight values and
                 weights, both fp32, and the row's 1 / rms. Lanes of a warp call it together, whatever ``valid`` says.
 
         Returns:
-            The slot for the next reduction with `groups`, ``self.reduction`` bytes behind ``shared``.
+            The row, which may lie behind the last one.
         """
         plan = self.plan
-        words = cute.make_rmem_tensor(4 * plan.vectors, Int32)
+        words, weights = (cute.make_rmem_tensor(4 * plan.vectors, Int32) for _ in range(2))
         group, lane = self.groups.place()
+        row = Int64(cute.arch.block_idx()[0] // plan.ctas) * plan.groups + group
         own = Int32(shared) + Int32(cute.arch.thread_idx()[0]) * 16
-        reduction = Int32(shared) + self.reduction
         start, end = Int32(lane), Int32(self.per_row)
         if cutlass.const_expr(plan.ctas > 1):
             rank = Int32(cute.arch.block_in_cluster_idx()[0])
             start += rank * plan.part
             end = cutlass.min(end, (rank + 1) * plan.part)
             cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()  # a CTA's shared memory may be written from here on
-        if cutlass.const_expr(plan.kept):
+        limit = cutlass.select_(row < Int64(x.shape[0]), end, Int32(0))
+        if cutlass.const_expr(plan.tiles > 1 and plan.kept):
             for tile in cutlass.range_constexpr(plan.tiles):
-                self._fetch(x, first + group, own, tile, start, cutlass.select_(group < rows, end, Int32(0)))
-        if cutlass.const_expr(self.weights_kept):
-            self._keep_weights(weight, own, start, end)
-        turns = (rows + plan.groups - 1) // plan.groups
-        for turn in cutlass.range(turns, unroll=1):
-            inside = turn * plan.groups + group
-            row = first + inside
-            there = Int32(inside < rows)
-            limit = cutlass.select_(inside < rows, end, Int32(0))
-            limit_of_next = cutlass.select_(inside + plan.groups < rows, end, Int32(0))
-            if cutlass.const_expr(plan.kept):
-                wait_for_copies()
-            total = Float32(0.0)
-            for tile in cutlass.range(plan.tiles, unroll=1):
+                self._fetch(x, row, own, tile, start, limit)
+            wait_for_copies()
+        total = Float32(0.0)
+        for tile in cutlass.range(plan.tiles, unroll=1):
+            self._take(words, x, row, own, tile, start, limit)
+            if cutlass.const_expr(plan.tiles == 1):
+                load_vectors(weights, weight.iterator.toint(), start, plan.threads, end, self.width)
+            total += self._squares(words)
+        if cutlass.const_expr(plan.ctas > 1):
+            cute.arch.cluster_wait()  # all CTAs have started: their shared memory may be written
+        (total,) = self.groups.sum([total], shared + plan.kept_bytes, Int32(0))
+        scale = reciprocal_square_root(total * Float32(1.0 / self.columns) + eps)
+        for tile in cutlass.range(plan.tiles, unroll=1):
+            at = start + tile * self.tile
+            if cutlass.const_expr(plan.tiles > 1):
+                load_vectors(weights, weight.iterator.toint(), at, plan.threads, end, self.width)
                 self._take(words, x, row, own, tile, start, limit)
-                total += self._squares(words)
-            if cutlass.const_expr(plan.kept and plan.tiles == 1):
-                self._fetch(x, row + plan.groups, own, 0, start, limit_of_next)
-            (total,) = self.groups.sum([total], reduction, turn & 1)
-            scale = reciprocal_square_root(total * Float32(1.0 / self.columns) + eps)
-            for tile in cutlass.range(plan.tiles, unroll=1):
-                at = start + tile * self.tile
-                if cutlass.const_expr(plan.tiles > 1):
-                    self._take(words, x, row, own, tile, start, limit)
-                factors = [self._weights(weight, own, index, at, end) for index in range(plan.vectors)]
-                for index in cutlass.range_constexpr(plan.vectors):
-                    vector = at + index * plan.threads
-                    values = widen_pairs([words[index * 4 + part] for part in range(4)])
-                    valid = there if self.whole else Int32(vector < limit)
-                    finish(row, vector, values, factors[index](), scale, valid)
-                if cutlass.const_expr(plan.kept and plan.tiles > 1):
-                    self._fetch(x, row + plan.groups, own, tile, start, limit_of_next)
-        return turns & 1
+            for index in cutlass.range_constexpr(plan.vectors):
+                vector = at + index * plan.threads
+                values, factors = (
+                    widen_pairs([given[index * 4 + part] for part in range(4)]) for given in (words, weights)
+                )
+                finish(row, vector, values, factors, scale, Int32(vector < limit))
+        return row
 
     @cute.jit
     def _fetch(self, x: cute.Tensor, row: Int64, own: Int32, tile: Int32, start: Int32, limit: Int32) -> None:
@@ -143,42 +122,14 @@ class RmsRows:
         for index in cutlass.range_constexpr(self.plan.vectors):
             vector = start + tile * self.tile + index * self.plan.threads
             target = own + (tile * self.plan.vectors + index) * (16 * self.plan.block)
-            valid = Int32(limit > 0) if self.whole else Int32(vector < limit)
-            copy_words_async(target, row_address(x, row) + Int64(vector) * 16, self.width, valid)
-
-    def _keep_weights(self, weight: Any, own: Any, start: Any, end: Any) -> None:
-        """This thread's weights into words of its own, as fp32: once for all rows."""
-        loaded = [
-            self._load_weights(weight, start + index * self.plan.threads, end) for index in range(self.plan.vectors)
-        ]
-        for index, words in enumerate(loaded):
-            factors = widen_pairs(words)
-            for half in range(2):
-                store_shared(self._place_of_weights(own, index, half), factors[4 * half : 4 * half + 4], 16)
-
-    def _place_of_weights(self, own: Any, index: int, half: int) -> Any:
-        return own + (self.plan.kept_bytes + (2 * index + half) * 16 * self.plan.block)
-
-    def _load_weights(self, weight: Any, vector: Any, end: Any) -> list[Int32]:
-        return load_words(weight.iterator.toint() + Int64(vector) * 16, self.width, Int32(vector < end))
-
-    def _weights(self, weight: Any, own: Any, index: int, first: Any, end: Any) -> Callable[[], list[Float32]]:
-        """What gives a vector's weights: shared memory when it is called, or memory, from which they come at once."""
-        if self.weights_kept:
-            return lambda: [
-                value
-                for half in range(2)
-                for value in load_shared(self._place_of_weights(own, index, half), 4, Float32)
-            ]
-        words = self._load_weights(weight, first + index * self.plan.threads, end)
-        return lambda: widen_pairs(words)
+            copy_words_async(target, row_address(x, row) + Int64(vector) * 16, self.width, Int32(vector < limit))
 
     @cute.jit
     def _take(
         self, words: cute.Tensor, x: cute.Tensor, row: Int64, own: Int32, tile: Int32, start: Int32, limit: Int32
     ) -> None:
-        """A tile of a row into registers: from this thread's words, or from memory where the row is not kept."""
-        if cutlass.const_expr(self.plan.kept):
+        """A tile of a row into registers: from this thread's words where the row is kept, else from memory."""
+        if cutlass.const_expr(self.plan.tiles > 1 and self.plan.kept):
             for index in cutlass.range_constexpr(self.plan.vectors):
                 place = own + (tile * self.plan.vectors + index) * (16 * self.plan.block)
                 for part, word in enumerate(load_shared(place, 4)):

@@ -72,9 +72,9 @@ class RowGroups:
         """
         return self._reduce(self.threads, values, shared, slot, _add)
 
-    def maximum_of_block(self, value: Any, shared: Any, slot: Any) -> Float32:
-        """The maximum over all threads of the block, or of the cluster, NaN left out; ``slot`` as in `sum`."""
-        return self._reduce(self.block, [value], shared, slot, _maximum)[0]
+    def maximum(self, value: Any, shared: Any, slot: Any) -> Float32:
+        """The maximum over the row's threads, NaN left out, in all of them; arguments as in `sum`."""
+        return self._reduce(self.threads, [value], shared, slot, _maximum)[0]
 
     def _reduce(
         self, threads: int, values: list[Any], shared: Any, slot: Any, combine: Callable[[Any, Any], Any]

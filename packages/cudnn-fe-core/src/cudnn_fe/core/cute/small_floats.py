@@ -1,4 +1,4 @@
-"""fp32 magnitudes rounded to E2M1 and E4M3, to nearest with ties to even, in the base instruction set.
+"""fp32 values rounded to E2M1, E4M3 and E5M2, to nearest with ties to even, in the base instruction set.
 
 The same codes as `cudnn_fe.core.codecs`. Adding a constant whose unit in the last place is a step of the format rounds
 to that step, in one instruction.
@@ -15,7 +15,18 @@ from cutlass import Float32, Int32
 from cudnn_fe.core.cute.exact import add
 from cudnn_fe.core.cute.ptx_base import assemble
 
-__all__ = ["E2M1", "E4M3", "Grid", "as_bits", "as_float", "clamped_magnitude", "e2m1_word", "e4m3_words"]
+__all__ = [
+    "E2M1",
+    "E4M3",
+    "E5M2",
+    "Grid",
+    "as_bits",
+    "as_float",
+    "clamped_magnitude",
+    "e2m1_word",
+    "fp8_words",
+    "has_fp8",
+]
 
 _MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
@@ -69,6 +80,13 @@ class Grid:
 
 E2M1 = Grid(1, 0, 6.0)
 E4M3 = Grid(3, -6, 448.0)
+E5M2 = Grid(2, -14, 57344.0)
+_FP8 = {"float8_e4m3fn": (E4M3, "e4m3x2"), "float8_e5m2": (E5M2, "e5m2x2")}
+
+
+def has_fp8(arch: str) -> bool:
+    """Whether a target converts to FP8 by itself."""
+    return arch == "sm_89" or not arch.startswith("sm_8")
 
 
 def clamped_magnitude(value: Any, largest: float) -> Float32:
@@ -100,27 +118,29 @@ def e2m1_word(values: list[Any]) -> Int32:
     return (digits - _E2M1_EXCESS) | (signs & -0x77777778)
 
 
-def e4m3_words(values: list[Any], native: bool) -> list[Int32]:
-    """Values as E4M3 codes, four a word, saturating; NaN as 0x7F.
+def fp8_words(name: str, values: list[Any], native: bool) -> list[Int32]:
+    """Values as FP8 codes, four a word, saturating; NaN as 0x7F.
 
     Args:
+        name: ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
         values: A multiple of four of them.
-        native: Whether the target has the conversion (SM89 and up).
+        native: Whether the target has the conversion; see `has_fp8`.
     """
+    grid, suffix = _FP8[name]
     words = []
     for start in range(0, len(values), 4):
         four = [Float32(value) for value in values[start : start + 4]]
         if native:
             code = (
-                "{ .reg .b16 lo, hi; cvt.rn.satfinite.e4m3x2.f32 lo, $2, $1; cvt.rn.satfinite.e4m3x2.f32 hi, $4, $3; "
-                "mov.b32 $0, {lo, hi}; }"
+                f"{{ .reg .b16 lo, hi; cvt.rn.satfinite.{suffix}.f32 lo, $2, $1; "
+                f"cvt.rn.satfinite.{suffix}.f32 hi, $4, $3; mov.b32 $0, {{lo, hi}}; }}"
             )
             words += assemble(code, [Int32], four)
             continue
         word = Int32(0)
         for index, value in enumerate(four):
             bits = as_bits(value)
-            code = E4M3.code(clamped_magnitude(value, E4M3.largest)) | ((bits >> 24) & 0x80)
+            code = grid.code(clamped_magnitude(value, grid.largest)) | ((bits >> 24) & 0x80)
             word = word | (cutlass.select_((bits & _MAGNITUDE) > _INFINITY, Int32(0x7F), code) << (8 * index))
         words.append(word)
     return words

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
+from cudnn_fe.core.codecs import packed_pairs
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.gemm.amax.op import AMAX
-from cudnn_fe.gemm.scaled_arrays import packed_pairs
 
 __all__ = ["gemm_amax_forward", "gemm_amax_jax_forward"]
 
@@ -67,7 +67,7 @@ def gemm_amax_forward(
         ("cluster_shape_mn", cluster_shape_mn),
         ("sf_vec_size", sf_vec_size),
     )
-    operands = (packed_pairs(a_tensor), packed_pairs(b_tensor), sfa_tensor, sfb_tensor)
+    operands = (packed_pairs(a_tensor, axis=1), packed_pairs(b_tensor, axis=1), sfa_tensor, sfb_tensor)
     c, amax = call(AMAX, operands, options, backend=backend, stream=stream)
     return TupleDict(c_tensor=c, amax_tensor=amax)
 

@@ -22,6 +22,7 @@ from cudnn_fe.gemm.scaled import (
     require_float32,
     require_scaled,
 )
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 
 __all__ = ["AMAX", "GemmAmax"]
 
@@ -104,7 +105,7 @@ AMAX = Op(
     package="cudnn-fe-gemm",
     problem=GemmAmax,
     reference="cudnn_fe.gemm.amax.reference:gemm_amax",
-    kernels=(),
+    kernels=scaled_kernels("amax"),
     reference_on_gpu=True,
     summary="Batched GEMM of MXFP8, MXFP4 or NVFP4 operands with the largest absolute value of the result.",
     formula=r"C_{mnl} = \sum_k A_{mkl} S^A_{m,\lfloor k/v \rfloor,l}\, B_{nkl} S^B_{n,\lfloor k/v \rfloor,l}, "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
+from cudnn_fe.core.codecs import packed_pairs
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.gemm.dsrelu.op import DSRELU
-from cudnn_fe.gemm.scaled_arrays import packed_pairs
 from cudnn_fe.gemm.scaled_calls import documented, refuse_fp8_result, scaled_options
 
 __all__ = ["gemm_srelu_backward", "gemm_srelu_jax_backward"]
@@ -73,7 +73,7 @@ def gemm_srelu_backward(
     """
     tiles = (mma_tiler_mn, cluster_shape_mn)
     options = scaled_options(a_tensor, d_major, d_dtype, acc_dtype, tiles, sf_vec_size)
-    a, b = packed_pairs(a_tensor), packed_pairs(b_tensor)
+    a, b = packed_pairs(a_tensor, axis=1), packed_pairs(b_tensor, axis=1)
     operands = (a, b, sfa_tensor, sfb_tensor, c_tensor, prob_tensor, norm_const_tensor)
     d, dprob, amax, sfd = call(DSRELU, operands, options, (alpha,), backend=backend, stream=stream)
     amax, sfd = documented(a_tensor, d_dtype, amax, sfd)

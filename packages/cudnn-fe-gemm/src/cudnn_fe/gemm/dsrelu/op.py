@@ -14,6 +14,7 @@ from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT, require_dtype
 from cudnn_fe.gemm.scaled import ELEMENTS, FLOATS, PACKED_LAYOUT, RESULTS, SCALES
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 from cudnn_fe.gemm.srelu.problem import SreluProblem, shared_fields
 
 __all__ = ["DSRELU", "GemmDsrelu"]
@@ -54,6 +55,11 @@ class GemmDsrelu(SreluProblem):
         dprob = TensorSpec(shape, contiguous_strides(shape), dtype("float32"), self.device, 16, "dprob_tensor")
         return self.matrix("d_tensor", self.result_dtype), dprob, self.amax_output, self.scales_output
 
+    def check_output_layout(self, position: int, given: TensorSpec) -> None:
+        """dprob, which is added to, may lie anyhow."""
+        if position != 1:
+            super().check_output_layout(position, given)
+
 
 EXAMPLE = """\
 import numpy as np
@@ -77,7 +83,7 @@ DSRELU = Op(
     package="cudnn-fe-gemm",
     problem=GemmDsrelu,
     reference="cudnn_fe.gemm.dsrelu.reference:gemm_dsrelu",
-    kernels=(),
+    kernels=scaled_kernels("dsrelu"),
     reference_on_gpu=True,
     summary="Gradients of the squared-ReLU GEMM's pre-activation and row factors, recomputing the former.",
     formula=r"S = \alpha \hat A \hat B^T, \quad r = \max(S, 0), \quad D_{mnl} = 2 r_{mnl} C_{mnl} p_{ml}, "

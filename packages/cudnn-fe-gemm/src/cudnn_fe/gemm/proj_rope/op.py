@@ -10,6 +10,7 @@ from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 
 __all__ = ["BLOCK", "FORWARD", "HEAD", "PLAIN", "ROTATED", "GemmProjRope"]
 
@@ -142,7 +143,7 @@ FORWARD = Op(
     package="cudnn-fe-gemm",
     problem=GemmProjRope,
     reference="cudnn_fe.gemm.proj_rope.reference:gemm_proj_rope",
-    kernels=(),
+    kernels=scaled_kernels("proj_rope"),
     reference_on_gpu=True,
     summary="Latent attention's query projection: GEMM, rotary embedding of each head's tail, MXFP8 in two directions.",
     formula=r"y = \mathrm{bf16}(X W^T), \quad v_{128+j} = y_{128+2j} c_j - y_{129+2j} s_j, \quad "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
+from cudnn_fe.core.codecs import packed_pairs
 from cudnn_fe.core.tuple_dict import TupleDict
-from cudnn_fe.gemm.scaled_arrays import packed_pairs
 from cudnn_fe.gemm.scaled_calls import documented, refuse_fp8_result, scaled_options
 from cudnn_fe.gemm.srelu.op import SRELU
 
@@ -77,7 +77,7 @@ def gemm_srelu_forward(
         *scaled_options(a_tensor, c_major, d_dtype, acc_dtype, tiles, sf_vec_size),
         ("c_dtype", c_dtype),
     )
-    a, b = packed_pairs(a_tensor), packed_pairs(b_tensor)
+    a, b = packed_pairs(a_tensor, axis=1), packed_pairs(b_tensor, axis=1)
     operands = (a, b, sfa_tensor, sfb_tensor, prob_tensor, norm_const_tensor)
     c, d, amax, sfd = call(SRELU, operands, options, (alpha,), backend=backend, stream=stream)
     amax, sfd = documented(a_tensor, d_dtype, amax, sfd)

@@ -12,6 +12,7 @@ from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT
 from cudnn_fe.gemm.scaled import ELEMENTS, PACKED_LAYOUT, RESULTS, SCALES, require_result
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 from cudnn_fe.gemm.srelu.problem import SreluProblem, shared_fields
 
 __all__ = ["SRELU", "GemmSrelu"]
@@ -62,7 +63,7 @@ SRELU = Op(
     package="cudnn-fe-gemm",
     problem=GemmSrelu,
     reference="cudnn_fe.gemm.srelu.reference:gemm_srelu",
-    kernels=(),
+    kernels=scaled_kernels("srelu"),
     reference_on_gpu=True,
     summary="Batched GEMM of quantised operands, squared ReLU and a factor for every row.",
     formula=r"S = \alpha \hat A \hat B^T, \quad C = \mathrm{cvt}(S), \quad D_{mnl} = p_{ml} \max(S_{mnl}, 0)^2",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.call import call
+from cudnn_fe.core.codecs import packed_pairs
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.tuple_dict import TupleDict
-from cudnn_fe.gemm.scaled_arrays import packed_pairs
 from cudnn_fe.gemm.scaled_calls import documented, scaled_options
 
 __all__ = ["gemm_swiglu_scaled_forward"]
@@ -76,7 +76,13 @@ def gemm_swiglu_scaled_forward(
         ("ab12_dtype", ab12_dtype),
         ("ab12_stages", ab12_stages),
     )
-    operands = (packed_pairs(a_tensor), packed_pairs(b_tensor), sfa_tensor, sfb_tensor, norm_const_tensor)
+    operands = (
+        packed_pairs(a_tensor, axis=1),
+        packed_pairs(b_tensor, axis=1),
+        sfa_tensor,
+        sfb_tensor,
+        norm_const_tensor,
+    )
     ab12, c, sfc, amax = call(SCALED, operands, options, (alpha,), backend=backend, stream=stream)
     amax, sfc = documented(a_tensor, c_dtype, amax, sfc)
     if dtype(c_dtype).name != "bfloat16":

@@ -21,6 +21,7 @@ from cudnn_fe.gemm.scaled import (
     quantising_fields,
     require_result,
 )
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 from cudnn_fe.gemm.swiglu.op import require_pairs, require_positive
 
 __all__ = ["SCALED", "GemmSwigluScaled"]
@@ -76,7 +77,7 @@ SCALED = Op(
     package="cudnn-fe-gemm",
     problem=GemmSwigluScaled,
     reference="cudnn_fe.gemm.swiglu_scaled.reference:gemm_swiglu_scaled",
-    kernels=(),
+    kernels=scaled_kernels("swiglu"),
     reference_on_gpu=True,
     summary="GEMM of MXFP8, MXFP4 or NVFP4 operands followed by SwiGLU: the block-scaled mode of gemm_swiglu_forward.",
     formula=r"S = \alpha \hat A \hat B^T, \qquad "

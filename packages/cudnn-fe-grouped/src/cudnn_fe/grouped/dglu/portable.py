@@ -19,7 +19,7 @@ from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
 from cudnn_fe.core.cute.store_plain import StagedTile
 from cudnn_fe.core.cute.vectors import load_words, store_vector, widen
-from cudnn_fe.grouped.dglu.sums import add_column_parts, add_row_parts
+from cudnn_fe.grouped.dglu.portable_sums import add_column_parts, add_row_parts
 from cudnn_fe.grouped.kernel_spec import RowsSpec
 from cudnn_fe.grouped.portable_parts import Factors, PortableRows, fake_rows, fake_typed, output_part, store_zeros
 

@@ -20,7 +20,7 @@ from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.vectors import load_words, widen
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.arrays import BLOCK
-from cudnn_fe.grouped.dglu.sums import add_column_parts, add_row_parts, part_place
+from cudnn_fe.grouped.dglu.portable_sums import add_column_parts, add_row_parts, part_place
 from cudnn_fe.grouped.kernel_spec import RowsSpec
 from cudnn_fe.grouped.launch_sm90 import fake_vector, fake_weights, row_groups, row_tables, tensors_and_scalars
 
@@ -88,7 +88,8 @@ class _Gradients(FetchingEpilogue):
 
     def __init__(self, spec: RowsSpec) -> None:
         self.spec = spec
-        self.ahead = 2 if dtype(spec.c_dtype or "").bits == 16 else 0  # wider ones would not fit the registers
+        fits = dtype(spec.c_dtype or "").bits == 16 and "activation" not in spec.wanted
+        self.ahead = 2 if fits else 0  # registers for more are not there
 
     def __call__(
         self, block: cute.Tensor, where: BlockPlace, given: _Operands, fetched: Any

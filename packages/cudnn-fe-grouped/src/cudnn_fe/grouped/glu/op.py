@@ -137,5 +137,6 @@ FORWARD = Op(
     scalars=("linear_offset",),
     legacy=("grouped_gemm_glu_wrapper_sm100", "GroupedGemmGluSm100", "grouped_gemm_glu_jax_sm100"),
     jax_name="grouped_gemm_glu_jax_forward",
+    memory_cases="cudnn_fe.grouped.torch_bench:glu",
     gradient="cudnn_fe.grouped.glu.gradient:GRADIENT",
 )

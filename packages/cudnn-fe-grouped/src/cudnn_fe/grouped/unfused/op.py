@@ -96,5 +96,6 @@ FORWARD = Op(
     results=("d_tensor", "c_tensor"),
     legacy=("grouped_gemm_wrapper_sm100", "GroupedGemmSm100", "grouped_gemm_jax_sm100"),
     jax_name="grouped_gemm_jax_forward",
+    memory_cases="cudnn_fe.grouped.torch_bench:unfused",
     gradient="cudnn_fe.grouped.unfused.gradient:GRADIENT",
 )

@@ -153,4 +153,5 @@ WGRAD = Op(
     results=("wgrad_tensor",),
     legacy=("grouped_gemm_wgrad_wrapper_sm100", "GroupedGemmWgradSm100", "grouped_gemm_wgrad_jax_sm100"),
     jax_name="grouped_gemm_wgrad_jax_forward",
+    memory_cases="cudnn_fe.grouped.torch_bench:wgrad",
 )

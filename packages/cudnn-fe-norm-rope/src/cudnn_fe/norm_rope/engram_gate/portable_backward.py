@@ -53,7 +53,7 @@ class _Backward:
         self.kernel(x, kv, weight, saved, grad_out, grad_x, grad_kv, partials).launch(
             grid=(partials.shape[0], 1, 1), block=(_THREADS, 1, 1), stream=stream
         )
-        add_rows(stream, partials, grad_weight.iterator.toint(), STREAMS * CHANNELS)
+        add_rows(stream, [(partials, grad_weight.iterator.toint())], STREAMS * CHANNELS)
 
     @cute.kernel
     def kernel(

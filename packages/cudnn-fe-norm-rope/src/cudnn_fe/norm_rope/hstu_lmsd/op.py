@@ -21,11 +21,10 @@ from cudnn_fe.core.row_plan import RowPlan, row_plan
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
-__all__ = ["BACKWARD", "FORWARD", "LmsdBackward", "LmsdForward", "LmsdSpec"]
+__all__ = ["BACKWARD", "BACKWARD_BLOCKS", "FORWARD", "LmsdBackward", "LmsdForward", "LmsdSpec"]
 
 _MOST_COLUMNS = 1016
-_BLOCKS = 4  # of the backward on one multiprocessor: what registers leave room for
-_VECTORS = 2  # that a thread holds of each operand
+BACKWARD_BLOCKS = 3  # on one multiprocessor: what registers leave room for
 _FLAGS = ("apply_u_silu", "concat_u", "concat_x")
 
 
@@ -241,7 +240,7 @@ def _specialise(problem: Any, where: Device) -> LmsdSpec:
     backward = isinstance(problem, LmsdBackward)
     return LmsdSpec(
         columns=problem.x_tensor.shape[1],
-        plan=row_plan(problem.x_tensor.shape[1], vectors=_VECTORS),
+        plan=row_plan(problem.x_tensor.shape[1], vectors=2),
         apply_u_silu=problem.apply_u_silu,
         concat_u=problem.concat_u,
         concat_x=problem.concat_x,
@@ -255,7 +254,7 @@ def _specialise(problem: Any, where: Device) -> LmsdSpec:
 
 def _partials(problem: LmsdBackward, spec: LmsdSpec) -> tuple[TensorSpec, ...]:
     rows, columns = problem.x_tensor.shape
-    blocks = max(min(_BLOCKS * spec.multiprocessors, -(-rows // spec.plan.groups)), 1)
+    blocks = max(min(BACKWARD_BLOCKS * spec.multiprocessors, -(-rows // spec.plan.groups)), 1)
     names = ("dweight_partials", "dbias_partials") if spec.compute_dweight else ("dbias_partials",)
     return tuple(TensorSpec((blocks, columns), (columns, 1), dtype("float32"), problem.device, 16, n) for n in names)
 

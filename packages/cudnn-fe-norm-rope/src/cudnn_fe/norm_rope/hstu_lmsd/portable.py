@@ -14,7 +14,7 @@ from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
 from cudnn_fe.core.cute.exact import divide, square_root
 from cudnn_fe.core.cute.philox import philox4x32
-from cudnn_fe.core.cute.ptx_base import load_global
+from cudnn_fe.core.cute.ptx_base import assemble, load_global
 from cudnn_fe.core.cute.row_reduce import RowGroups
 from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_global, store_words
 from cudnn_fe.core.cute.small_floats import as_bits
@@ -23,7 +23,8 @@ from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
 __all__ = ["fake_arguments", "launcher"]
 
 _PRODUCT, _X, _GATE = 0, 1, 2  # planes of the counter, and bits of the mask
-_UNSIGNED = -0x80000000  # flips the sign bit: signed comparison then orders unsigned words
+
+_BLOCKS = 8  # on one multiprocessor: the random words are integer arithmetic, which more warps keep busy
 
 
 class _Forward:
@@ -48,7 +49,11 @@ class _Forward:
         grid = ((x.shape[0] - 1) // self.plan.groups + 1, 1, 1)
         low, high = key
         self.kernel(x, u, weight, bias, seed, y, mean, rstd, mask, eps, scale, threshold, low, high).launch(
-            grid=grid, block=(self.groups.block, 1, 1), stream=stream
+            grid=grid,
+            block=(self.groups.block, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=_BLOCKS,
+            preferred_smem_carveout=-1,  # the driver's choice; without it the compiler asks a GPU
         )
 
     @cute.kernel
@@ -109,29 +114,42 @@ class _Forward:
                 segments = [(gate, _GATE), *segments]
             vector = lane + index * self.plan.threads
             valid = Int32(vector < limit)
-            bits = [Int32(0)] * VECTOR
+            bits = [Int32(0)] * 2  # a byte for each element
             target = row_address(y, row) + Int64(vector) * 16
             for place, (values, plane) in enumerate(segments):
                 if cutlass.const_expr(self.spec.dropout):
-                    kept = self.kept(Int32(row), vector, plane, threshold, low, high)
-                    values = [
-                        cutlass.select_(keep != 0, value * scale, Float32(0.0))
-                        for keep, value in zip(kept, values, strict=True)
-                    ]
-                    bits = [old | (keep << plane) for old, keep in zip(bits, kept, strict=True)]
+                    counter = (Int32(row), vector * 2, plane)
+                    scaled = [value * scale for value in values]
+                    values, bits = _dropped_out(scaled, bits, counter, threshold, (low, high))
                 store_words(target + place * (self.spec.columns * 2), narrow_pairs(values), 16, valid)
             if cutlass.const_expr(self.spec.dropout):
-                packed = [bits[at] | (bits[at + 1] << 8) | (bits[at + 2] << 16) | (bits[at + 3] << 24) for at in (0, 4)]
                 at = mask.iterator.toint() + row * self.spec.columns + Int64(vector) * VECTOR
-                store_global(at, packed, 8, valid)
+                store_global(at, bits, 8, valid)
 
-    def kept(self, row: Any, vector: Any, plane: int, threshold: Any, low: Any, high: Any) -> list[Int32]:
-        """1 for each of a vector's elements that stays in a plane, else 0."""
-        found = []
-        for half in range(2):
-            words = philox4x32((row, vector * 2 + half, Int32(plane), Int32(0)), (low, high))
-            found += [Int32((word ^ _UNSIGNED) >= (threshold ^ _UNSIGNED)) for word in words]
-        return found
+
+def _dropped_out(
+    values: list[Any], bits: list[Any], counter: tuple[Any, Any, int], threshold: Any, key: tuple[Any, Any]
+) -> tuple[list[Any], list[Any]]:
+    """A vector's values, or 0 where the plane's word is below the threshold; and the bits with the plane's set."""
+    row, quad, plane = counter
+    left, marked = [], []
+    for half in range(2):
+        words = philox4x32((row, quad + half, Int32(plane), Int32(0)), key)
+        word_of_bits = bits[half]
+        for at, word in enumerate(words):
+            value, word_of_bits = _keep(values[4 * half + at], word_of_bits, word, threshold, 1 << (8 * at + plane))
+            left.append(value)
+        marked.append(word_of_bits)
+    return left, marked
+
+
+def _keep(value: Any, bits: Any, word: Any, threshold: Any, bit: int) -> list[Any]:
+    """The value, and the bits with one more, if the word is at least the threshold; else 0, and the bits."""
+    code = (
+        "{ .reg .pred p; setp.ge.u32 p, $4, $5; selp.f32 $0, $2, 0f00000000, p; mov.b32 $1, $3; "
+        f"@p or.b32 $1, $1, {bit}; }}"
+    )
+    return assemble(code, [Float32, Int32], [Float32(value), Int32(bits), Int32(word), Int32(threshold)])
 
 
 class _WithoutDropout(_Forward):

@@ -1,4 +1,7 @@
-"""Gradients of LayerNorm-Multiply-SiLU-Dropout: lanes keep their columns from row to row and add up in registers."""
+"""Gradients of LayerNorm-Multiply-SiLU-Dropout: lanes keep their columns from row to row and add up in registers.
+
+While a row is worked on, the next one is on its way into shared memory, every thread's part into words of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,21 @@ from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
 from cudnn_fe.core.cute.column_sum import add_rows
 from cudnn_fe.core.cute.exact import fused_multiply_add
-from cudnn_fe.core.cute.ptx_base import load_global, load_shared, store_shared
+from cudnn_fe.core.cute.ptx_base import copy_async, load_shared, store_shared
 from cudnn_fe.core.cute.row_reduce import RowGroups
-from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_floats, store_words
-from cudnn_fe.core.cute.small_floats import as_float
-from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
+from cudnn_fe.core.cute.row_vectors import (
+    VECTOR,
+    row_address,
+    store_floats,
+    store_words,
+    wait_for_copies,
+)
+from cudnn_fe.norm_rope.hstu_lmsd.op import BACKWARD_BLOCKS, LmsdSpec
 
 __all__ = ["fake_arguments", "launcher"]
 
-_PRODUCT, _X, _GATE = 0, 1, 2  # bits of the mask
+_PRODUCT, _X, _GATE = 0, 1, 2  # bits of the mask, and gradients among the operands that a row has
+_X_ROWS, _U_ROWS, _OPERANDS = 3, 4, 5
 
 
 class _Backward:
@@ -30,7 +39,14 @@ class _Backward:
         self.spec, self.plan = spec, spec.plan
         self.per_row = spec.columns // VECTOR
         self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
-        self.sums = 2 if spec.compute_dweight else 1
+        block, count = self.groups.block, spec.plan.vectors
+        self.plane = 16 * block  # bytes of one vector of every thread
+        self.masks = _OPERANDS * count * self.plane
+        self.statistics = self.masks + 8 * count * block
+        self.buffer = self.statistics + 8 * block
+        self.affine = 2 * self.buffer  # weight and bias, out of registers until they are wanted
+        self.reduction = self.affine + 2 * count * self.plane
+        self.shared_bytes = self.reduction + 4 * self.groups.shared_words(2)
 
     @cute.jit
     def launch(self, stream: cuda.CUstream, tensors: cutlass.Constexpr, scale: Float32) -> None:
@@ -39,12 +55,12 @@ class _Backward:
             grid=(partials[-1].shape[0], 1, 1),
             block=(self.groups.block, 1, 1),
             stream=stream,
-            min_blocks_per_mp=3,
-            preferred_smem_carveout=-1,
+            min_blocks_per_mp=BACKWARD_BLOCKS,
+            preferred_smem_carveout=-1,  # the driver's choice; without it the compiler asks a GPU
         )
-        for sums, target in zip(partials, affine, strict=True):
-            if cutlass.const_expr(sums is not None):
-                add_rows(stream, sums, target.iterator.toint(), self.spec.columns, "bfloat16")
+        pairs = [pair for pair in zip(partials, affine, strict=True) if pair[0] is not None]
+        sums = [(partial, target.iterator.toint()) for partial, target in pairs]
+        add_rows(stream, sums, self.spec.columns, "bfloat16")
 
     @cute.kernel
     def kernel(
@@ -64,34 +80,44 @@ class _Backward:
         scale: Float32,
     ) -> None:
         count = self.plan.vectors
-        sums_bytes = self.groups.block * VECTOR * count * 4
-        shared = SmemAllocator().allocate(sums_bytes + 4 * self.groups.shared_words(2), 16).toint()
+        shared = SmemAllocator().allocate(self.shared_bytes, 16).toint()
+        thread = Int32(cute.arch.thread_idx()[0])
         group, lane = self.groups.place()
         block, blocks = Int32(cute.arch.block_idx()[0]), Int32(cute.arch.grid_dim()[0])
-        ws, bs, xs, us, of_product, of_gate, of_x = (cute.make_rmem_tensor(4 * count, Int32) for _ in range(7))
-        kept = cute.make_rmem_tensor(2 * count, Int32)
-        scaled = cute.make_rmem_tensor(VECTOR * count, Float32)
-        weight_sums, bias_sums = (cute.make_rmem_tensor(VECTOR * count, Float32) for _ in range(2))
+        scaled, weight_sums, bias_sums = (cute.make_rmem_tensor(VECTOR * count, Float32) for _ in range(3))
         weight_sums.fill(0.0)
         bias_sums.fill(0.0)
-        load_vectors(ws, weight.iterator.toint(), lane, self.plan.threads, self.per_row, 16)
-        load_vectors(bs, bias.iterator.toint(), lane, self.plan.threads, self.per_row, 16)
         step = blocks * self.plan.groups
+        first_row = Int64(block * self.plan.groups + group)
         rows = Int32(x.shape[0])
+        operands = (dy, x, u, mean, rstd, mask)
+        self.fetch(operands, first_row, Int32(first_row < rows), lane, thread, shared)
+        for index in cutlass.range_constexpr(count):
+            vector = lane + index * self.plan.threads
+            for which, source in enumerate((weight, bias)):
+                copy_async(
+                    self.place(shared + self.affine, thread, which, index),
+                    source.iterator.toint() + Int64(vector) * 16,
+                    16,
+                    Int32(vector < self.per_row),
+                )
         for turn in cutlass.range((rows - block * self.plan.groups + step - 1) // step, unroll=1):
-            row = Int64(turn) * step + block * self.plan.groups + group
+            row = first_row + Int64(turn) * step
             limit = cutlass.select_(row < rows, Int32(self.per_row), Int32(0))
-            self.load(dy, x, u, mask, row, lane, limit, of_gate, of_x, of_product, xs, us, kept)
-            inside = Int32(row < rows)
+            here, there = shared + (turn & 1) * self.buffer, shared + (1 - (turn & 1)) * self.buffer
+            wait_for_copies()
+            self.fetch(operands, row + step, Int32(row + step < rows), lane, thread, there)
             centre, spread = (
-                as_float(load_global(statistic.iterator.toint() + row * 4, 4, inside)[0]) for statistic in (mean, rstd)
+                load_shared(here + self.statistics + (which * self.groups.block + thread) * 4, 1, Float32)[0]
+                for which in range(2)
             )
             shift = -centre * spread
             first, second = Float32(0.0), Float32(0.0)
             for index in cutlass.range_constexpr(count):
-                gradient = self.undropped(of_product, kept, index, _PRODUCT, scale)
-                direct = self.undropped(of_gate, kept, index, _GATE, scale)
-                x8, u8, w8, b8 = (_widened(part, index) for part in (xs, us, ws, bs))
+                gradient = self.undropped(here, thread, index, _PRODUCT, scale)
+                direct = self.undropped(here, thread, index, _GATE, scale)
+                x8, u8 = (widen_pairs(self.words(here, thread, which, index)) for which in (_X_ROWS, _U_ROWS))
+                w8, b8 = (widen_pairs(self.words(shared + self.affine, thread, which, index)) for which in range(2))
                 results = []
                 for at in cutlass.range_constexpr(VECTOR):
                     normal = fused_multiply_add(x8[at], spread, shift)
@@ -111,64 +137,72 @@ class _Backward:
                     if cutlass.const_expr(self.spec.compute_dweight):
                         weight_sums[index * VECTOR + at] += of_norm * normal
                 self.store(du, row, lane, index, results, limit)
-            first, second = self.groups.sum([first, second], shared + sums_bytes, turn & 1)
+            first, second = self.groups.sum([first, second], shared + self.reduction, turn & 1)
             first, second = first * Float32(1.0 / self.spec.columns), second * Float32(1.0 / self.spec.columns)
             for index in cutlass.range_constexpr(count):
-                direct = self.undropped(of_x, kept, index, _X, scale)
-                x8 = _widened(xs, index)
+                direct = self.undropped(here, thread, index, _X, scale)
+                x8 = widen_pairs(self.words(here, thread, _X_ROWS, index))
                 results = []
                 for at in cutlass.range_constexpr(VECTOR):
                     normal = fused_multiply_add(x8[at], spread, shift)
                     rest = scaled[index * VECTOR + at] - (normal * first + second)
                     results.append(direct[at] + rest * spread)
                 self.store(dx, row, lane, index, results, limit)
+        wait_for_copies()
+        cute.arch.sync_threads()  # from here on the rows' memory holds sums
         if cutlass.const_expr(self.spec.compute_dweight):
             self.add_groups(weight_sums, weight_partials, shared, group, lane, block)
             cute.arch.sync_threads()
         self.add_groups(bias_sums, bias_partials, shared, group, lane, block)
 
     @cute.jit
-    def load(
-        self,
-        dy: cute.Tensor,
-        x: cute.Tensor,
-        u: cute.Tensor,
-        mask: Any,
-        row: Int64,
-        lane: Int32,
-        limit: Int32,
-        of_gate: cute.Tensor,
-        of_x: cute.Tensor,
-        of_product: cute.Tensor,
-        xs: cute.Tensor,
-        us: cute.Tensor,
-        kept: cute.Tensor,
+    def fetch(
+        self, operands: cutlass.Constexpr, row: Int64, inside: Int32, lane: Int32, thread: Int32, buffer: Int32
     ) -> None:
-        """Everything of a row; gradients of segments that y does not have are zeros."""
-        segment = row_address(dy, row)
-        for wanted, target in ((self.spec.concat_u, of_gate), (self.spec.concat_x, of_x), (True, of_product)):
-            if cutlass.const_expr(wanted):
-                load_vectors(target, segment, lane, self.plan.threads, limit, 16)
-                segment += self.spec.columns * 2
-            else:
-                target.fill(0)
-        load_vectors(xs, row_address(x, row), lane, self.plan.threads, limit, 16)
-        load_vectors(us, row_address(u, row), lane, self.plan.threads, limit, 16)
-        if cutlass.const_expr(self.spec.dropout):
-            for index in cutlass.range_constexpr(self.plan.vectors):
-                vector = lane + index * self.plan.threads
+        """Begin to copy this thread's part of a row, to words of its own; zeros unless ``inside``."""
+        dy, x, u, mean, rstd, mask = operands
+        width = self.spec.columns * 2
+        base = row_address(dy, row)
+        behind_gate = base + width * int(self.spec.concat_u)
+        sources = {_PRODUCT: behind_gate + width * int(self.spec.concat_x), _X_ROWS: row_address(x, row)}
+        sources[_U_ROWS] = row_address(u, row)
+        if cutlass.const_expr(self.spec.concat_u):
+            sources[_GATE] = base
+        if cutlass.const_expr(self.spec.concat_x):
+            sources[_X] = behind_gate
+        for index in cutlass.range_constexpr(self.plan.vectors):
+            vector = lane + index * self.plan.threads
+            valid = inside * Int32(vector < self.per_row)
+            for which, source in sources.items():
+                copy_async(self.place(buffer, thread, which, index), source + Int64(vector) * 16, 16, valid)
+            if cutlass.const_expr(self.spec.dropout):
                 at = mask.iterator.toint() + row * self.spec.columns + Int64(vector) * VECTOR
-                for part, word in enumerate(load_global(at, 8, Int32(vector < limit))):
-                    kept[2 * index + part] = word
+                copy_async(self.place_of_mask(buffer, thread, index), at, 8, valid)
+        for which, statistic in enumerate((mean, rstd)):
+            place = buffer + self.statistics + (which * self.groups.block + thread) * 4
+            copy_async(place, statistic.iterator.toint() + row * 4, 4, inside)
 
-    def undropped(self, words: Any, kept: Any, index: int, bit: int, scale: Any) -> list[Float32]:
-        """The gradient of a segment before dropout: scaled where it was kept, else 0."""
-        values = _widened(words, index)
+    def place(self, buffer: Any, thread: Any, which: int, index: int) -> Any:
+        return buffer + (which * self.plan.vectors + index) * self.plane + thread * 16
+
+    def place_of_mask(self, buffer: Any, thread: Any, index: int) -> Any:
+        return buffer + self.masks + (index * self.groups.block + thread) * 8
+
+    def words(self, buffer: Any, thread: Any, which: int, index: int) -> list[Int32]:
+        """A vector of one of the row's operands."""
+        return load_shared(self.place(buffer, thread, which, index), 4)
+
+    def undropped(self, buffer: Any, thread: Any, index: int, which: int, scale: Any) -> list[Float32]:
+        """The gradient of a segment before dropout: scaled where it was kept, else 0, as where there is no segment."""
+        if not {_PRODUCT: True, _X: self.spec.concat_x, _GATE: self.spec.concat_u}[which]:
+            return [Float32(0.0)] * VECTOR
+        values = widen_pairs(self.words(buffer, thread, which, index))
         if not self.spec.dropout:
             return values
+        kept = load_shared(self.place_of_mask(buffer, thread, index), 2)
         results = []
         for at, value in enumerate(values):
-            keep = (kept[2 * index + at // 4] >> (at % 4 * 8 + bit)) & 1
+            keep = (kept[at // 4] >> (at % 4 * 8 + which)) & 1
             results.append(cutlass.select_(keep != 0, value * scale, Float32(0.0)))
         return results
 
@@ -199,10 +233,6 @@ class _Backward:
                 totals = [total + value for total, value in zip(totals, part, strict=True)]
             at = partials.iterator.toint() + (Int64(block) * self.spec.columns + quad * 4) * 4
             store_floats(at, totals, Int32(quad < quads))
-
-
-def _widened(words: Any, index: int) -> list[Float32]:
-    return widen_pairs([words[index * 4 + part] for part in range(4)])
 
 
 def _launcher_class(dropout: bool, dweight: bool) -> type[_Backward]:

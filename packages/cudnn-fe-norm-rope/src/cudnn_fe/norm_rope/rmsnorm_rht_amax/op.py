@@ -145,9 +145,14 @@ def _check_threads(threads: Any, n: int) -> None:
 
 def _specialise(problem: RmsNormRhtAmax, where: Device) -> RowSpec:
     _, n = problem.extents
-    plan = row_plan(n, rows=problem.rows_per_cta, least_threads=2, clusters=where.capability >= (9, 0))
+    plan = row_plan(n, least_threads=2, clusters=where.capability >= (9, 0))
     width = access_bytes(problem.x_tensor, problem.w_tensor)
     return RowSpec(n, width, problem.x_tensor.ndim, problem.w_tensor.ndim, plan, where.arch)
+
+
+def _maxima(problem: RmsNormRhtAmax, spec: RowSpec) -> tuple[TensorSpec, ...]:
+    del spec
+    return (TensorSpec((problem.extents[0],), (1,), dtype("float32"), problem.device, 16, "maxima"),)
 
 
 FORWARD = Op(
@@ -163,6 +168,7 @@ FORWARD = Op(
             refuse=portable_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
+            scratch=_maxima,
             verified=("H200",),
         ),
     ),

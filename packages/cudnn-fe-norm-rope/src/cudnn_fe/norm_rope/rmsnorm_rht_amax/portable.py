@@ -1,4 +1,4 @@
-"""RMSNorm + Hadamard + amax: a block, or a cluster for wide rows, takes the rows of one amax."""
+"""RMSNorm + Hadamard: rows normalised and transformed; a second launch takes the maxima of groups of rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs
 from cudnn_fe.core.cute.hadamard import hadamard16_of_lane_pair
 from cudnn_fe.core.cute.rms_rows import RmsRows
+from cudnn_fe.core.cute.row_maxima import row_maxima
 from cudnn_fe.core.cute.row_vectors import row_address, store_words
 from cudnn_fe.norm_rope.rmsnorm_rht_amax.op import RowSpec
 
@@ -21,26 +22,32 @@ __all__ = ["fake_arguments", "launcher"]
 
 class _RmsNormRhtAmax:
     def __init__(self, spec: RowSpec) -> None:
-        self.plan = spec.plan
         self.rows = RmsRows(spec.columns, spec.width, spec.plan)
 
     @cute.jit
     def __call__(
-        self, stream: cuda.CUstream, x: cute.Tensor, w: cute.Tensor, o: cute.Tensor, amax: cute.Tensor, eps: Float32
+        self,
+        stream: cuda.CUstream,
+        x: cute.Tensor,
+        w: cute.Tensor,
+        o: cute.Tensor,
+        amax: cute.Tensor,
+        maxima: cute.Tensor,
+        eps: Float32,
     ) -> None:
-        self.rows.launch(self.kernel(x, w, o, amax, eps), amax.shape[0], stream)
+        self.rows.launch(self.kernel(x, w, o, maxima, eps), x.shape[0], stream)
+        row_maxima(stream, maxima, amax)
 
     @cute.kernel
-    def kernel(self, x: cute.Tensor, w: cute.Tensor, o: cute.Tensor, amax: cute.Tensor, eps: Float32) -> None:
+    def kernel(self, x: cute.Tensor, w: cute.Tensor, o: cute.Tensor, maxima: cute.Tensor, eps: Float32) -> None:
         shared = SmemAllocator().allocate(self.rows.shared_bytes, 16).toint()
-        chunk = Int32(cute.arch.block_idx()[0]) // self.plan.ctas
-        rows = Int32(x.shape[0]) // Int32(amax.shape[0])
         top = cute.make_rmem_tensor(1, Float32)
         top.fill(0.0)
-        slot = self.rows.each(x, w, Int64(chunk) * rows, rows, eps, shared, partial(_transform, o, top))
-        largest = self.rows.groups.maximum_of_block(top[0], shared + self.rows.reduction, slot)
-        if cute.arch.thread_idx()[0] == 0:
-            amax[chunk] = largest
+        row = self.rows.each_vector(x, w, eps, shared, partial(_transform, o, top))
+        groups = self.rows.groups
+        largest = groups.maximum(top[0], shared + self.rows.plan.kept_bytes, Int32(1))
+        if groups.place()[1] == 0 and row < Int64(x.shape[0]):
+            maxima[row] = largest
 
 
 def _transform(
@@ -55,16 +62,17 @@ def _transform(
 
 
 def launcher(spec: RowSpec) -> Any:
-    """The host function ``launch(stream, x, w, o, amax, eps)`` of a spec, to be compiled."""
+    """The host function ``launch(stream, x, w, o, amax, maxima, eps)`` of a spec, to be compiled."""
     return _RmsNormRhtAmax(spec)
 
 
 def fake_arguments(spec: RowSpec) -> tuple[Any, ...]:
-    """Symbolic stand-ins for (x, w, o, amax, eps)."""
+    """Symbolic stand-ins for (x, w, o, amax, maxima, eps)."""
     return (
         fake_tensor("bfloat16", 1, rank=spec.x_rank, alignment=spec.width),
         fake_tensor("bfloat16", 0, rank=spec.w_rank, alignment=spec.width),
         fake_tensor("bfloat16", 1, rank=spec.x_rank, alignment=16),
         fake_tensor("float32", 0, rank=1, alignment=4),
+        fake_tensor("float32", 0, rank=1),
         Float32(1e-5),
     )

@@ -1,4 +1,4 @@
-"""RMSNorm + SiLU: a block takes a few rows in turn, a cluster wide ones; stored in their final format."""
+"""RMSNorm + SiLU: rows normalised, activated, and stored in their final format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import cuda.bindings.driver as cuda
-import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
@@ -16,39 +15,28 @@ from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs
 from cudnn_fe.core.cute.exact import divide_by
 from cudnn_fe.core.cute.rms_rows import RmsRows
 from cudnn_fe.core.cute.row_vectors import VECTOR, store_global, store_words
-from cudnn_fe.core.cute.small_floats import e2m1_word, e4m3_words
+from cudnn_fe.core.cute.small_floats import e2m1_word, fp8_words, has_fp8
 from cudnn_fe.norm_rope.rmsnorm_silu.op import BLOCK, SiluSpec
 
 __all__ = ["fake_arguments", "launcher"]
 
 _LEAST_SCALE = 1.17549435e-38
-_MOST_TURNS = 8
-_BLOCKS = 2048  # enough for any chip: below it, a block takes fewer turns
 
 
 class _RmsNormSilu:
     def __init__(self, spec: SiluSpec) -> None:
-        self.spec, self.plan = spec, spec.plan
+        self.spec = spec
         self.rows = RmsRows(spec.columns, spec.width, spec.plan)
-        self.native_fp8 = not spec.arch.startswith("sm_8") or spec.arch.startswith("sm_89")
+        self.native_fp8 = has_fp8(spec.arch)
 
     @cute.jit
     def launch(self, stream: cuda.CUstream, x: Any, weight: Any, out: Any, scales: Any, eps: Float32) -> None:
-        plan = self.plan
-        rows = Int32(x.shape[0])
-        turns = cutlass.max(cutlass.min(rows // (_BLOCKS * plan.groups // plan.ctas), Int32(_MOST_TURNS)), Int32(1))
-        blocks = (rows - 1) // (turns * plan.groups) + 1
-        self.rows.launch(self.kernel(x, weight, out, scales, eps, turns), blocks, stream)
+        self.rows.launch(self.kernel(x, weight, out, scales, eps), x.shape[0], stream)
 
     @cute.kernel
-    def kernel(
-        self, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, scales: Any, eps: Float32, turns: Int32
-    ) -> None:
+    def kernel(self, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, scales: Any, eps: Float32) -> None:
         shared = SmemAllocator().allocate(self.rows.shared_bytes, 16).toint()
-        many = turns * self.plan.groups
-        first = Int64(cute.arch.block_idx()[0] // self.plan.ctas) * many
-        rows = Int32(cutlass.min(Int64(x.shape[0]) - first, Int64(many)))
-        self.rows.each(x, weight, first, rows, eps, shared, partial(self.activate, out, scales))
+        self.rows.each_vector(x, weight, eps, shared, partial(self.activate, out, scales))
 
     def activate(
         self,
@@ -68,14 +56,14 @@ class _RmsNormSilu:
         if self.spec.out_dtype == "bfloat16":
             store_words(base + row * (per_row * 16) + Int64(vector) * 16, narrow_pairs(activated), 16, valid)
         elif self.spec.out_dtype == "float8_e4m3fn":
-            words = e4m3_words(activated, self.native_fp8)
+            words = fp8_words("float8_e4m3fn", activated, self.native_fp8)
             store_global(base + row * (per_row * 8) + Int64(vector) * 8, words, 8, valid)
         else:
             divisor = _block_divisor(activated)
             inverse = cute.arch.rcp_approx(divisor)
             word = e2m1_word([value * inverse for value in activated])
             store_global(base + row * (per_row * 4) + Int64(vector) * 4, [word], 4, valid)
-            code = e4m3_words([divisor] * 4, self.native_fp8)[0]
+            code = fp8_words("float8_e4m3fn", [divisor] * 4, self.native_fp8)[0]
             at = scales.iterator.toint() + row * (per_row * VECTOR // BLOCK) + Int64(vector // (BLOCK // VECTOR))
             store_global(at, [code], 1, valid & ~vector)
 

@@ -47,7 +47,8 @@ class _VisionRopeBackward:
         sine: cute.Tensor,
         out: cute.Tensor,
     ) -> None:
-        grid = ((grad_q.shape[0] - 1) // _TOKENS + 1, HEADS // _HEADS, 1)
+        # The heads of a token follow one another: what they write lies side by side, and goes to memory together.
+        grid = (((grad_q.shape[0] - 1) // _TOKENS + 1) * (HEADS // _HEADS), 1, 1)
         self.kernel(grad_q, grad_k, grad_v, cosine, sine, out).launch(
             grid=grid, block=(32 * _WARPS, 1, 1), stream=stream
         )
@@ -66,8 +67,9 @@ class _VisionRopeBackward:
         thread = Int32(cute.arch.thread_idx()[0])
         lane, warp = thread % 32, thread // 32
         quarter = lane % 4
-        first_head = Int32(cute.arch.block_idx()[1]) * _HEADS
-        first = Int64(cute.arch.block_idx()[0]) * _TOKENS
+        block = Int32(cute.arch.block_idx()[0])
+        first_head = block % (HEADS // _HEADS) * _HEADS
+        first = Int64(block // (HEADS // _HEADS)) * _TOKENS
         tokens = Int64(grad_q.shape[0])
         token = first + thread // 4
         valid = Int32(token < tokens)

@@ -1,10 +1,15 @@
-"""Runs the benchmark of an op that memory bounds: every contender, and a device copy of as many bytes, in turn."""
+"""Runs the benchmark of an op that brings its cases: every contender in turn.
+
+The ceiling of what memory bounds is a device copy of as many bytes, timed among them; that of products is the
+framework's GEMM.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +18,7 @@ from torch import Tensor
 from cudnn._cli.bench.machine import device_name, versions
 from cudnn._cli.bench.rows import BenchRow
 from cudnn._cli.bench.timing import Timing, rotation, time_alternating
+from cudnn._cli.bench.torch_ceiling import gemm_ceiling
 from cudnn_fe.core.bench import Entrant, MemoryCase
 from cudnn_fe.core.op import Op
 
@@ -62,11 +68,28 @@ def _measure(plan: MemoryPlan, case: MemoryCase, say: Callable[[str], None]) -> 
             say(f"{entrant.who} is not timed at {case.name}: {reason}")
     if not admitted:
         return []
+    if case.flops:
+        best, reached_by = _product_ceiling(case.dtype, plan.cuda)
+        ceiling = best, f"{best:.4g} TFLOP/s: {reached_by}"
+        rows = []
+        for on_host in (False, True):
+            group = [entrant for entrant in admitted if entrant.on_host == on_host]
+            runs = [entrant.run for entrant in group]
+            timings = time_alternating(runs, sets, rounds=plan.rounds, cuda=plan.cuda and not on_host)
+            rows += _rows(plan, case, (case.flops, "TFLOP/s"), ceiling, list(zip(group, timings, strict=True)))
+        return rows
     source = torch.empty(case.nbytes // 2, dtype=torch.uint8, device=place).random_()
     targets = [torch.empty_like(source) for _ in range(2)]
     calls = [lambda index: targets[index % 2].copy_(source), *(entrant.run for entrant in admitted)]
     copied, *timings = time_alternating(calls, sets, rounds=plan.rounds, cuda=plan.cuda)
-    return _rows(plan, case, copied, list(zip(admitted, timings, strict=True)))
+    best = case.nbytes / copied.microseconds / 1e6
+    ceiling = best, f"{best:.4g} TB/s: a copy of as many bytes, in turn with the others"
+    return _rows(plan, case, (case.nbytes, "TB/s"), ceiling, list(zip(admitted, timings, strict=True)))
+
+
+@cache
+def _product_ceiling(kind: str, cuda: bool) -> tuple[float, str]:
+    return gemm_ceiling(kind, cuda)
 
 
 def objection_to(entrant: Entrant, allowed: float) -> str | None:
@@ -94,12 +117,17 @@ def _distance(got: Tensor, exact: Tensor) -> float:
     return float((got - exact).norm() / exact.norm().clamp_min(1e-30))
 
 
-def _rows(plan: MemoryPlan, case: MemoryCase, copied: Timing, timed: list[tuple[Entrant, Timing]]) -> list[BenchRow]:
+def _rows(
+    plan: MemoryPlan,
+    case: MemoryCase,
+    work: tuple[int, str],
+    ceiling: tuple[float, str],
+    timed: list[tuple[Entrant, Timing]],
+) -> list[BenchRow]:
     rival = next(((e.who, t) for e, t in timed if not e.ours and e.does == "op"), None)
-    best = case.nbytes / copied.microseconds / 1e6
     rows = []
     for entrant, timing in timed:
-        rate = case.nbytes / timing.microseconds / 1e6
+        rate = work[0] / timing.microseconds / 1e6
         rows.append(
             BenchRow(
                 op=plan.op.name,
@@ -110,9 +138,9 @@ def _rows(plan: MemoryPlan, case: MemoryCase, copied: Timing, timed: list[tuple[
                 does=entrant.does,
                 microseconds=round(timing.microseconds, 2),
                 rate=float(f"{rate:.5g}"),
-                rate_unit="TB/s",
-                percent_of_ceiling=round(100 * rate / best, 1),
-                ceiling=f"{best:.4g} TB/s: a copy of as many bytes, in turn with the others",
+                rate_unit=work[1],
+                percent_of_ceiling=round(100 * rate / ceiling[0], 1),
+                ceiling=ceiling[1],
                 rival=rival[0] if rival else "",
                 ratio_to_rival=round(rival[1].microseconds / timing.microseconds, 3) if rival else None,
                 sm_clock_mhz=timing.clock_mhz,

@@ -1,1 +1,1 @@
-"""The demo: a small language model trained through gemm_swiglu and checked against plain framework ops."""
+"""The demo: a small language model trained through this project's ops and checked against plain framework ops."""

@@ -54,7 +54,7 @@ def check_plot_path(path: Path) -> None:
         raise OptionError("--plot", got=str(path), wanted="a file in an existing folder", remedy="create the folder")
 
 
-def save_plot(path: Path, outcome: Outcome, title: str) -> None:
+def save_plot(path: Path, outcome: Outcome, title: str, through: str) -> None:
     """Both loss curves over the steps, and below them their difference."""
     import matplotlib
 
@@ -62,7 +62,7 @@ def save_plot(path: Path, outcome: Outcome, title: str) -> None:
     from matplotlib import pyplot
 
     figure, (above, below) = pyplot.subplots(2, 1, sharex=True, height_ratios=(3, 1), figsize=(7, 5), layout="tight")
-    above.plot(outcome.ours.losses, label="through gemm_swiglu", linewidth=2.5)
+    above.plot(outcome.ours.losses, label=f"through {through}", linewidth=2.5)
     above.plot(outcome.plain.losses, label="plain framework ops", linewidth=1, linestyle="--", color="black")
     above.set(title=title, ylabel="loss, nats per byte")
     above.legend()

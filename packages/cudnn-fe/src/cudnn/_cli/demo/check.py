@@ -48,19 +48,25 @@ def gradient_tolerance(config: DemoConfig) -> float:
     intermediate that the other keeps: two unit roundoffs u. With float32 operands the sums differ by the order of
     their K terms, e = 2 * sqrt(K) * 2^-24; a value that close to a rounding boundary (probability e / 2u) then lands
     one spacing 2u apart: RMS sqrt(2 e u), carried by so few elements that it varies by a factor of 4.
+
+    A mixture has two ops in each block, hence twice as many boundaries. With float32 operands it rounds nothing to
+    bfloat16: there are only the errors e of six products, two on the way forward and four on the way back.
     """
     u = dtype("bfloat16").unit_roundoff
     e = 2.0 * math.sqrt(config.width) * dtype("float32").unit_roundoff
-    point = 2.0 * u if config.compute_dtype == "bfloat16" else 4.0 * math.sqrt(2.0 * e * u)
-    return point * math.sqrt(2 * config.layers)
+    if config.compute_dtype == "bfloat16":
+        return 2.0 * u * math.sqrt((4 if config.experts else 2) * config.layers)
+    if config.experts:
+        return e * math.sqrt(6 * config.layers)
+    return 4.0 * math.sqrt(2.0 * e * u) * math.sqrt(2 * config.layers)
 
 
 def checks(config: DemoConfig, outcome: Outcome) -> list[Check]:
     """Every comparison the demo's verdict rests on."""
     gradient = gradient_tolerance(config)
     start, end = outcome.ours.start(), outcome.ours.end()
-    # A batch's loss averages one independent rounding error per byte.
-    loss = gradient * start / math.sqrt(config.tokens_per_step)
+    # A batch's loss averages one independent rounding error per byte, and is float32 itself.
+    loss = gradient * start / math.sqrt(config.tokens_per_step) + 4.0 * start * dtype("float32").unit_roundoff
     worst_loss = max((a.loss for a in outcome.agreements), key=_nan_last)
     worst = max(outcome.agreements, key=lambda a: _nan_last(a.gradient))
     found = [

@@ -17,24 +17,30 @@ EXAMPLE = "Example: [bold]cudnn-fe demo --framework jax --plot loss.png[/]"
 
 
 def demo(
+    model: Annotated[str, typer.Option(help="moe, a mixture of experts, or dense, with single MLPs.")] = "moe",
     framework: Annotated[str, typer.Option(help="torch or jax.")] = "torch",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    steps: Annotated[int | None, typer.Option(help="Optimiser steps; by default 240 on a CPU, 300 on a GPU.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimiser steps; by default 240 (dense: 600) on a CPU, 300 on a GPU.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights and the batches.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Also draw the loss curves into this PNG, SVG or PDF.")] = None,
 ) -> None:
-    """Train a small language model through gemm_swiglu, and check it against plain framework ops.
+    """Train a small language model through this project's ops, and check it against plain framework ops.
 
-    The model reads the source of Python's standard library byte by byte. Its MLPs go through gemm_swiglu_forward and
-    its backward; a twin in plain ops trains beside it on the same batches. It takes a minute on two CPU cores. The
-    exit code is 1 if the two differ by more than rounding explains.
+    The model reads the source of Python's standard library byte by byte. Each of its MLPs is a mixture of experts, of
+    which a router chooses two for a byte; they go through grouped_gemm_glu_forward, grouped_gemm_forward and their
+    backward. A twin in plain ops trains beside it on the same batches. It takes a minute on two CPU cores. The exit
+    code is 1 if the two differ by more than rounding explains.
     """
     from cudnn._cli.demo.chart import check_plot_path
-    from cudnn._cli.demo.config import CPU, GPU
+    from cudnn._cli.demo.config import MODELS
     from cudnn._cli.demo.data import read_corpus
     from cudnn._cli.demo.frameworks import find_device
     from cudnn._cli.demo.session import run
 
+    if model not in MODELS:
+        raise OptionError("--model", got=repr(model), wanted=" or ".join(MODELS), remedy="choose one")
     if steps is not None and steps < 1:
         raise OptionError("--steps", got=str(steps), wanted="at least 1", remedy="ask for more steps")
     if seed < 0:
@@ -43,10 +49,11 @@ def demo(
         check_plot_path(plot)
     corpus = read_corpus()
     console = output()
-    console.print("[bold]cudnn-fe demo[/]: a language model, trained through gemm_swiglu and again in plain ops\n")
+    through = MODELS[model][0].through
+    console.print(f"[bold]cudnn-fe demo[/]: a language model, trained through {through} and again in plain ops\n")
     with console.status(f"importing {framework} ..."):
         place = find_device(framework, device)
-    config = GPU if place.kind == "cuda" else CPU
+    config = MODELS[model][place.kind == "cuda"]
     if steps is not None:
         config = replace(config, steps=steps)
     if not run(console, config, corpus, place, seed, plot):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["CPU", "GPU", "VOCABULARY", "DemoConfig"]
+__all__ = ["BALANCE", "CHOSEN", "CPU", "GPU", "MODELS", "MOE_CPU", "MOE_GPU", "VOCABULARY", "DemoConfig"]
 
 VOCABULARY = 256
+CHOSEN = 2  # experts of a byte, in a mixture
+BALANCE = 0.01  # weight of the loss that spreads bytes over the experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +19,14 @@ class DemoConfig:
         layers: Transformer blocks.
         width: Model width.
         heads: Attention heads.
-        hidden: Columns of the MLP after the gate, a multiple of 32.
+        hidden: Columns of the MLP after the gate, a multiple of 32; of each expert in a mixture.
         context: Bytes the model sees at once.
         batch: Sequences a step.
         steps: Optimiser steps.
         learning_rate: Peak of the schedule.
         warmup: Steps of linear increase before the cosine decay.
         compute_dtype: Element type of every matrix multiplication's operands; the weights themselves are float32.
+        experts: MLPs of a block, of which each byte goes through `CHOSEN`; 0 for a single MLP.
     """
 
     layers: int
@@ -36,6 +39,17 @@ class DemoConfig:
     learning_rate: float
     warmup: int
     compute_dtype: str
+    experts: int = 0
+
+    @property
+    def op(self) -> str:
+        """The op that the MLPs go through first."""
+        return "grouped_gemm_glu_forward" if self.experts else "gemm_swiglu_forward"
+
+    @property
+    def through(self) -> str:
+        """Short for the ops that the MLPs go through."""
+        return "grouped_gemm_glu" if self.experts else "gemm_swiglu"
 
     @property
     def tokens_per_step(self) -> int:
@@ -67,3 +81,7 @@ GPU = DemoConfig(
     warmup=30,
     compute_dtype="bfloat16",
 )
+# As many multiplications for a byte as above, but for the router's.
+MOE_CPU = replace(CPU, hidden=CPU.hidden // CHOSEN, experts=8, steps=240)
+MOE_GPU = replace(GPU, hidden=GPU.hidden // CHOSEN, experts=16)
+MODELS = {"moe": (MOE_CPU, MOE_GPU), "dense": (CPU, GPU)}

@@ -94,12 +94,12 @@ def trainers(device: Device, config: DemoConfig, initial: Weights[NDArray[np.flo
             # Matrices this small gain nothing from threads, and lose tenfold where the cores have other work.
             torch.set_num_threads(1)
         return (
-            torch_model.TorchTrainer(config, initial, device.kind, torch_model.gated_by_op),
-            torch_model.TorchTrainer(config, initial, device.kind, torch_model.gated_by_torch),
+            torch_model.TorchTrainer(config, initial, device.kind, through_op=True),
+            torch_model.TorchTrainer(config, initial, device.kind, through_op=False),
         )
     from cudnn._cli.demo import jax_model
 
     return (
-        jax_model.JaxTrainer(config, initial, jax_model.gated_by_op),
-        jax_model.JaxTrainer(config, initial, jax_model.gated_by_jax),
+        jax_model.JaxTrainer(config, initial, through_op=True),
+        jax_model.JaxTrainer(config, initial, through_op=False),
     )

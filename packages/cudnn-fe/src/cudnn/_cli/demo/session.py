@@ -9,11 +9,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cudnn._cli.demo.chart import save_plot
 from cudnn._cli.demo.check import checks
-from cudnn._cli.demo.config import DemoConfig
+from cudnn._cli.demo.config import CHOSEN, DemoConfig
 from cudnn._cli.demo.data import Corpus
 from cudnn._cli.demo.frameworks import Device, trainers
 from cudnn._cli.demo.report import (
     print_checks,
+    print_loads,
     print_losses,
     print_sample,
     print_setup,
@@ -40,18 +41,21 @@ def run(console: Console, config: DemoConfig, corpus: Corpus, device: Device, se
     found = checks(config, outcome)
     print_checks(console, found, device.framework)
     print_speed(console, config, outcome, device.framework, backend)
-    print_sample(console, sample(ours, config.context, seed))
+    if outcome.routing:
+        print_loads(console, outcome, config)
+    print_sample(console, config, sample(ours, config.context, seed))
     if plot is not None:
-        save_plot(plot, outcome, f"Byte-level language model, {device.framework}, {device.description}")
+        save_plot(plot, outcome, f"Byte-level language model, {device.framework}, {device.description}", config.through)
         console.print(f"Plot written to {plot}")
-    return print_verdict(console, found)
+    return print_verdict(console, config, found)
 
 
 def _backend(config: DemoConfig, device: Device) -> str:
-    op = find_op("gemm_swiglu_forward")
+    op = find_op(config.op)
     assert op is not None  # the demo requires the family
     where = next(where for where in devices() if where.place.startswith(device.kind))
-    m, n, k = config.tokens_per_step, 2 * config.hidden, config.width
+    rows = config.tokens_per_step * (CHOSEN if config.experts else 1)
+    m, n, k = rows, 2 * config.hidden, config.width
     return serving(op, where, sample_problem(op, where.place, m=m, n=n, k=k, kind=config.compute_dtype)).backend
 
 

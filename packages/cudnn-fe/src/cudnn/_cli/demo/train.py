@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cudnn._cli.demo.config import DemoConfig
 from cudnn._cli.demo.data import Corpus, batch
-from cudnn._cli.demo.trainer import Gradients, Trainer, learning_rate
+from cudnn._cli.demo.trainer import Gradients, Routing, Trainer, learning_rate
 from cudnn._cli.demo.weights import flatten, names
 
 __all__ = ["Agreement", "Curve", "Outcome", "sample", "train"]
@@ -54,11 +54,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the demo saw."""
+    """What the demo saw; ``routing`` is that of the last step, before it."""
 
     ours: Curve
     plain: Curve
     agreements: tuple[Agreement, ...]
+    routing: Routing = ()
 
 
 def train(
@@ -73,24 +74,28 @@ def train(
     losses: tuple[list[float], list[float]] = ([], [])
     seconds: tuple[list[float], list[float]] = ([], [])
     agreements = []
+    routing: Routing = ()
     for step in range(config.steps):
         tokens = batch(corpus, seed=seed, step=step, size=config.batch, context=config.context)
         if step % max(1, config.steps // CHECKPOINTS) == 0 or step == config.steps - 1:
-            agreements.append(_compare(step, tokens, ours, plain))
+            found, routing = _compare(step, tokens, ours, plain)
+            agreements.append(found)
         for which, trainer in enumerate((ours, plain)):
             began = time.perf_counter()
             losses[which].append(trainer.step(tokens, learning_rate(config, step)))
             seconds[which].append(time.perf_counter() - began)
         on_step(losses[0][-1], losses[1][-1])
     curves = [Curve(tuple(loss), tuple(duration)) for loss, duration in zip(losses, seconds, strict=True)]
-    return Outcome(curves[0], curves[1], tuple(agreements))
+    return Outcome(curves[0], curves[1], tuple(agreements), routing)
 
 
-def _compare(step: int, tokens: NDArray[np.int32], ours: Trainer, plain: Trainer) -> Agreement:
+def _compare(step: int, tokens: NDArray[np.int32], ours: Trainer, plain: Trainer) -> tuple[Agreement, Routing]:
     weights = ours.weights()
-    first, second = ours.gradients(weights, tokens), plain.gradients(weights, tokens)
+    first = ours.gradients(weights, tokens)
+    # Of two experts that a router likes nearly equally, rounding would choose: both models take the same.
+    second = plain.gradients(weights, tokens, first.routing)
     gradient, where = _worst(first, second)
-    return Agreement(step, abs(first.loss - second.loss), gradient, where)
+    return Agreement(step, abs(first.loss - second.loss), gradient, where), first.routing
 
 
 def _worst(ours: Gradients, plain: Gradients) -> tuple[float, str]:

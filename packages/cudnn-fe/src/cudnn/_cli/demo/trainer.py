@@ -12,18 +12,28 @@ from numpy.typing import NDArray
 from cudnn._cli.demo.config import DemoConfig
 from cudnn._cli.demo.weights import Weights
 
-__all__ = ["ADAM_BETAS", "ADAM_EPSILON", "Gradients", "Trainer", "learning_rate"]
+__all__ = ["ADAM_BETAS", "ADAM_EPSILON", "Gradients", "Routing", "Trainer", "learning_rate"]
 
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPSILON = 1e-8
 
 
+Routing = tuple[NDArray[np.int32], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Loss and gradients of one batch."""
+    """Loss and gradients of one batch.
+
+    Attributes:
+        loss: Nats per byte.
+        values: The gradients, also of what spreads bytes over experts.
+        routing: In a mixture, the experts of each byte, (rows, `CHOSEN`), layer by layer.
+    """
 
     loss: float
     values: Weights[NDArray[np.float32]]
+    routing: Routing = ()
 
 
 class Trainer(Protocol):
@@ -33,8 +43,11 @@ class Trainer(Protocol):
         """A copy of the present weights."""
         ...
 
-    def gradients(self, weights: Weights[NDArray[np.float32]], tokens: NDArray[np.int32]) -> Gradients:
-        """Loss and gradients of a (batch, context + 1) batch at ``weights``; changes nothing."""
+    def gradients(
+        self, weights: Weights[NDArray[np.float32]], tokens: NDArray[np.int32], routing: Routing | None = None
+    ) -> Gradients:
+        """Loss and gradients of a (batch, context + 1) batch at ``weights``, bytes going to the experts that
+        ``routing`` tells if it is given; changes nothing."""
         ...
 
     def step(self, tokens: NDArray[np.int32], rate: float) -> float:

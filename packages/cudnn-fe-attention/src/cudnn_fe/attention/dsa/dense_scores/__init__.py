@@ -6,9 +6,8 @@ from typing import Any
 
 from cudnn_fe.attention.dsa.dense import longest_of
 from cudnn_fe.attention.dsa.dense_scores.op import ATTENTION, INDEXER
-from cudnn_fe.attention.dsa.operands import require_scale
 from cudnn_fe.attention.dsa.precision import packed_pairs
-from cudnn_fe.attention.operands import deliver
+from cudnn_fe.attention.operands import deliver, require_finite
 from cudnn_fe.core.call import call
 from cudnn_fe.core.op import Op
 from cudnn_fe.core.tuple_dict import TupleDict
@@ -99,7 +98,7 @@ def dsa_dense_indexer_score_forward(
     return _run(
         INDEXER,
         (q, k, weights, *scales, *offsets),
-        require_scale(sm_scale, "sm_scale"),
+        require_finite(sm_scale, "sm_scale"),
         (out, denom_out),
         (max_seqlen_q, max_seqlen_k),
         backend,
@@ -172,7 +171,7 @@ def dsa_dense_attn_score_forward(
     return _run(
         ATTENTION,
         (q, k, lse, *scales, *offsets),
-        require_scale(softmax_scale, "softmax_scale"),
+        require_finite(softmax_scale, "softmax_scale"),
         (out, denom_out),
         (max_seqlen_q, max_seqlen_k),
         backend,

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 from cudnn_fe.attention.dsa.dense import Extents
 from cudnn_fe.attention.dsa.indexer.docs import CAUSAL_NOTE, inputs
 from cudnn_fe.attention.dsa.indexer.operands import OPERANDS, OPTIONAL, bind_indexer
-from cudnn_fe.attention.dsa.operands import SOURCE, STATISTICS, require_statistic
+from cudnn_fe.attention.dsa.operands import SOURCE
 from cudnn_fe.attention.dsa.precision import channels_of, normal_precision
-from cudnn_fe.attention.operands import compact, statistics_dtype
+from cudnn_fe.attention.operands import STATISTICS, compact, require_statistic, statistics_dtype
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
 

@@ -7,9 +7,8 @@ from typing import Any
 from cudnn_fe.attention.dsa.indexer.candidates import check_candidates, check_window
 from cudnn_fe.attention.dsa.indexer.op import FORWARD, TOP_K
 from cudnn_fe.attention.dsa.indexer.operands import check_tiles
-from cudnn_fe.attention.dsa.operands import require_scale
 from cudnn_fe.attention.dsa.precision import packed_pairs
-from cudnn_fe.attention.operands import deliver
+from cudnn_fe.attention.operands import deliver, require_finite
 from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -103,7 +102,7 @@ def dsa_indexer_forward(
         ("sf_vec_size", sf_vec_size),
         ("return_lse", return_lse if lse_out is None else True),
     )
-    results = call(FORWARD, operands, options, (require_scale(sm_scale, "sm_scale"),), backend=backend, stream=stream)
+    results = call(FORWARD, operands, options, (require_finite(sm_scale, "sm_scale"),), backend=backend, stream=stream)
     names = ("scores", "lse")[: len(results)]
     placed = deliver(results, (out, lse_out)[: len(results)], names, stream=stream)
     return TupleDict(list(zip(names, placed, strict=True))[: 2 if return_lse else 1])
@@ -226,7 +225,7 @@ def dsa_indexer_fused_top_k_forward(
         ("topk_indices_global", topk_indices_global),
         ("deterministic", deterministic),
     )
-    results = call(TOP_K, operands, options, (require_scale(sm_scale, "sm_scale"),), backend=backend, stream=stream)
+    results = call(TOP_K, operands, options, (require_finite(sm_scale, "sm_scale"),), backend=backend, stream=stream)
     names = ["indices", "logits", *(["softmax"] if softmax else []), *(["lse"] if len(results) > 2 + softmax else [])]
     buffers = {"indices": out_indices, "logits": out_logits, "softmax": softmax_out, "lse": lse_out}
     placed = deliver(results, tuple(buffers[name] for name in names), tuple(names), stream=stream)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.attention.dsa.operands import SOURCE, STATISTICS
-from cudnn_fe.attention.operands import FLOATS
+from cudnn_fe.attention.dsa.operands import SOURCE
+from cudnn_fe.attention.operands import FLOATS, STATISTICS
 from cudnn_fe.core.op import TensorRule
 
 __all__ = ["CAUSAL_NOTE", "INDEXER_INPUTS", "SCORES_DOCS", "TOP_K_DOCS", "inputs"]

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Self
 from cudnn_fe.attention.dsa.dense import Extents
 from cudnn_fe.attention.dsa.indexer.docs import SCORES_DOCS, TOP_K_DOCS
 from cudnn_fe.attention.dsa.indexer.operands import OPERANDS, OPTIONAL, bind_indexer
-from cudnn_fe.attention.dsa.operands import require_flags
 from cudnn_fe.attention.dsa.precision import channels_of
 from cudnn_fe.attention.dsa.top_k.op import require_top_k
-from cudnn_fe.attention.operands import compact, statistics_dtype
+from cudnn_fe.attention.operands import compact, require_flag, statistics_dtype
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec
@@ -61,7 +60,7 @@ class IndexerForward(IndexerProblem):
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
         """Validate a call; options as in `dsa_indexer_forward`."""
-        require_flags(return_lse=options["return_lse"])
+        require_flag(options["return_lse"], "return_lse")
         precision, extents = bind_indexer(operands, **options)
         return cls(*operands, options["ratio"], precision, extents, options["return_lse"])  # type: ignore[arg-type, call-arg]
 
@@ -85,7 +84,8 @@ class IndexerTopKForward(IndexerProblem):
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
         """Validate a call; options as in `dsa_indexer_fused_top_k_forward`."""
         names = ("topk_indices_global", "return_softmax")
-        require_flags(**{name: options[name] for name in (*names, "return_lse", "deterministic")})
+        for name in (*names, "return_lse", "deterministic"):
+            require_flag(options[name], name)
         require_top_k(options["top_k"])
         precision, extents = bind_indexer(operands, **options)
         more = options["return_lse"], options["top_k"], *(options[name] for name in names)

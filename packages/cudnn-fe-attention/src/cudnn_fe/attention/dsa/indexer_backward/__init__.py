@@ -6,8 +6,7 @@ from typing import Any
 
 from cudnn_fe.attention.dsa.dense import longest_of
 from cudnn_fe.attention.dsa.indexer_backward.op import DENSE, SPARSE
-from cudnn_fe.attention.dsa.operands import require_scale
-from cudnn_fe.attention.operands import deliver
+from cudnn_fe.attention.operands import deliver, require_finite
 from cudnn_fe.core.call import call
 from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
@@ -72,7 +71,7 @@ def dsa_indexer_backward(
     """
     operands = (index_q, weights, index_k, attn_score, index_score, topk_indices, grad_loss)
     options = (("topk_indices_global", topk_indices_global), ("dk_dtype", _keys_dtype(d_index_k)))
-    scalars = (require_scale(sm_scale, "sm_scale"), require_scale(loss_coeff, "loss_coeff"))
+    scalars = (require_finite(sm_scale, "sm_scale"), require_finite(loss_coeff, "loss_coeff"))
     results = call(SPARSE, operands, options, scalars, backend=backend, stream=stream)
     return _delivered(results, (d_index_q, d_weights, d_index_k, d_score), stream)
 
@@ -153,6 +152,6 @@ def dsa_dense_indexer_backward(
         ("max_seqlen_k", longest_of(cu_seqlens_k, max_seqlen_k, "max_seqlen_k")),
         ("dk_dtype", _keys_dtype(d_index_k)),
     )
-    scalars = (require_scale(sm_scale, "sm_scale"), require_scale(loss_coeff, "loss_coeff"))
+    scalars = (require_finite(sm_scale, "sm_scale"), require_finite(loss_coeff, "loss_coeff"))
     results = call(DENSE, operands, options, scalars, backend=backend, stream=stream)
     return _delivered(results, (d_index_q, d_weights, d_index_k, d_score), stream)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.dsa.indexer.docs import CAUSAL_NOTE
-from cudnn_fe.attention.dsa.operands import SOURCE, STATISTICS, WIDE_INDICES
-from cudnn_fe.attention.operands import FLOATS
+from cudnn_fe.attention.dsa.operands import SOURCE, WIDE_INDICES
+from cudnn_fe.attention.operands import FLOATS, STATISTICS
 from cudnn_fe.core.op import TensorRule
 
 __all__ = ["DENSE_DOCS", "SPARSE_DOCS"]

@@ -9,8 +9,7 @@ from cudnn_fe.attention.called import CalledClass, given_of
 from cudnn_fe.attention.dsa.dense import longest_of
 from cudnn_fe.attention.dsa.indexer_backward import dsa_dense_indexer_backward, dsa_indexer_backward
 from cudnn_fe.attention.dsa.indexer_backward.op import DENSE, SPARSE
-from cudnn_fe.attention.dsa.operands import require_flags
-from cudnn_fe.attention.operands import check_samples, require_positive
+from cudnn_fe.attention.operands import check_samples, require_flag, require_positive
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.frameworks import framework_of
@@ -41,7 +40,7 @@ def _without_score(results: TupleDict) -> TupleDict:
 def _check_hints(block: Any, backend: Any = "default", deterministic: Any = False, planes: Any = 96) -> None:
     require_positive(block, "block_I")
     require_one_of(backend, "backend", ("default", "sm100_v2"))
-    require_flags(deterministic=deterministic)
+    require_flag(deterministic, "deterministic")
     require_one_of(planes, "deterministic_dk_planes", (96, 128, 148))
     if planes != 96 and not deterministic:
         raise OptionError(

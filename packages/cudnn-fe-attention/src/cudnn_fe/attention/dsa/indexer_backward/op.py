@@ -7,8 +7,15 @@ from typing import Any, ClassVar, Self
 
 from cudnn_fe.attention.dsa.dense import Extents, bind_columns
 from cudnn_fe.attention.dsa.indexer_backward.docs import DENSE_DOCS, SPARSE_DOCS
-from cudnn_fe.attention.dsa.operands import require_flags, require_index_lists, require_statistic
-from cudnn_fe.attention.operands import FLOATS, compact, require_same_dtype, statistics_dtype
+from cudnn_fe.attention.dsa.operands import require_index_lists
+from cudnn_fe.attention.operands import (
+    FLOATS,
+    compact,
+    require_flag,
+    require_same_dtype,
+    require_statistic,
+    statistics_dtype,
+)
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.require import require_dtype, require_rows, require_same_device, require_shape
@@ -108,7 +115,7 @@ class IndexerBackward(_Gradients):
         for score in (attn, index):
             require_statistic(score, ids.shape, "(B, Sq, K)", q)
         _check_loss(loss, q)
-        require_flags(topk_indices_global=options["topk_indices_global"])
+        require_flag(options["topk_indices_global"], "topk_indices_global")
         kind = _keys_dtype(options["dk_dtype"], k)
         _require_keys_dtype(kind, q, k)
         return cls(q, weights, k, attn, index, ids, loss, options["topk_indices_global"], kind)

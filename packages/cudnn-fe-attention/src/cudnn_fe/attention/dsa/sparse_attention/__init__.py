@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.attention.dsa.operands import require_flags, require_scale
 from cudnn_fe.attention.dsa.sparse_attention.op import BACKWARD, FORWARD
-from cudnn_fe.attention.operands import deliver, require_positive
+from cudnn_fe.attention.operands import deliver, require_finite, require_flag, require_positive
 from cudnn_fe.core.call import call
 from cudnn_fe.core.require import require_one_of
 from cudnn_fe.core.tuple_dict import TupleDict
@@ -18,7 +17,7 @@ _GRADIENTS = ("dq", "dkv", "d_sink")
 
 def _scale(q: Any, softmax_scale: float | None) -> float:
     value = float(max(q.shape[-1], 1)) ** -0.5 if softmax_scale is None else softmax_scale
-    return require_scale(value, "softmax_scale")
+    return require_finite(value, "softmax_scale")
 
 
 def dsa_sparse_attention_forward(
@@ -118,5 +117,5 @@ def dsa_sparse_attention_backward(
 def check_hints(block_tile: Any, deterministic: Any, q_cluster_mode: Any) -> None:
     """Raises OptionError unless the backward's hints are in their documented sets."""
     require_positive(block_tile, "block_tile")
-    require_flags(deterministic=deterministic)
+    require_flag(deterministic, "deterministic")
     require_one_of(q_cluster_mode, "q_cluster_mode", ("off", "adaptive_pair"))

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from cudnn_fe.attention.dsa.operands import (
-    VALUE_CHANNELS,
-    require_lists,
-    require_shared_keys,
-    require_statistic,
-)
+from cudnn_fe.attention.dsa.operands import VALUE_CHANNELS, require_lists, require_shared_keys
 from cudnn_fe.attention.dsa.sparse_attention.docs import BACKWARD_DOCS, FORWARD_DOCS
-from cudnn_fe.attention.operands import compact, require_same_dtype, statistics_dtype
+from cudnn_fe.attention.operands import compact, require_same_dtype, require_statistic, statistics_dtype
 from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.require import require_rows, require_same_device, require_shape

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.attention.dsa.operands import require_scale
 from cudnn_fe.attention.dsa.sparse_scores.op import ATTENTION, INDEXER
-from cudnn_fe.attention.operands import deliver
+from cudnn_fe.attention.operands import deliver, require_finite
 from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -89,6 +88,6 @@ def dsa_sparse_attn_score_forward(
     """
     operands = (q_attn, k_attn, lse, topk_indices, topk_length)
     options = (("qhead_per_kv_head", qhead_per_kv_head), ("topk_indices_global", topk_indices_global))
-    scalars = (require_scale(softmax_scale, "softmax_scale"),)
+    scalars = (require_finite(softmax_scale, "softmax_scale"),)
     results = call(ATTENTION, operands, options, scalars, backend=backend, stream=stream)
     return TupleDict(target=deliver(results, (out,), ("target",), stream=stream)[0])

@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from cudnn_fe.attention.dsa.operands import (
-    SOURCE,
-    STATISTICS,
-    WIDE_INDICES,
-    require_flags,
-    require_head_ratio,
-    require_index_lists,
-    require_statistic,
-)
-from cudnn_fe.attention.operands import FLOATS, compact, statistics_dtype
+from cudnn_fe.attention.dsa.operands import SOURCE, WIDE_INDICES, require_head_ratio, require_index_lists
+from cudnn_fe.attention.operands import FLOATS, STATISTICS, compact, require_flag, require_statistic, statistics_dtype
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -72,7 +64,7 @@ class SparseIndexerScore(_Listed):
         assert ids is not None
         require_index_lists(q, k, weights, ids, lengths)
         require_head_ratio(options["qhead_per_kv_head"], q.shape[2])
-        require_flags(topk_indices_global=options["topk_indices_global"])
+        require_flag(options["topk_indices_global"], "topk_indices_global")
         return cls(q, k, weights, ids, lengths, options["topk_indices_global"])
 
 
@@ -103,7 +95,7 @@ class SparseAttnScore(_Listed):
         require_index_lists(q, k, None, ids, lengths)
         require_statistic(lse, q.shape[:3], "(B, Sq, H)", q)
         require_head_ratio(options["qhead_per_kv_head"], q.shape[2])
-        require_flags(topk_indices_global=options["topk_indices_global"])
+        require_flag(options["topk_indices_global"], "topk_indices_global")
         return cls(q, k, lse, ids, lengths, options["topk_indices_global"])
 
 

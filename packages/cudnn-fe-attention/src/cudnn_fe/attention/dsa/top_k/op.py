@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from cudnn_fe.attention.dsa.operands import SOURCE, require_flags
-from cudnn_fe.attention.operands import FLOATS, compact, require_positive
+from cudnn_fe.attention.dsa.operands import SOURCE
+from cudnn_fe.attention.operands import FLOATS, compact, require_flag, require_positive
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.op import Op, Problem, TensorRule
@@ -48,13 +48,11 @@ class IndexerTopK(Problem):
         require_dtype(lengths, "int32")
         scores.require_rank(2, "(rows, columns)")
         lengths.require_rank(1, "(batch,)")
-        for spec in (scores, lengths):
-            if 0 in spec.shape:
-                raise ShapeError(spec.name, got=str(spec.shape), wanted="extents above 0", remedy="skip empty calls")
         require_top_k(options["top_k"])
         require_positive(options["next_n"], "next_n")
         require_one_of(options["tie_break"], "tie_break", (0, 1, 2))
-        require_flags(return_val=options["return_val"], deterministic=options["deterministic"])
+        for name in ("return_val", "deterministic"):
+            require_flag(options[name], name)
         require_positive(options["num_copy_bits"], "num_copy_bits")
         if scores.shape[0] != lengths.shape[0] * options["next_n"]:
             raise ShapeError(
@@ -77,8 +75,8 @@ class IndexerTopK(Problem):
 
     @property
     def degenerate(self) -> bool:
-        """Never: extents are above 0."""
-        return False
+        """No rows or no columns."""
+        return 0 in self.input_values.shape
 
     @property
     def flops(self) -> int:
@@ -116,7 +114,7 @@ assert indices.tolist() == [[1, 2]] and values.tolist() == [[2.0, 1.0]]
         "smaller column is taken, with `tie_break=2` the larger one.",
         "Columns come ascending, whether `deterministic` or not, and results are bit-equal from run to run.",
         "Columns at and beyond the row's length are not read. Lengths below 1 give an empty row.",
-        "Accepted beyond the vendor: any strides, float64, CPU, NumPy and JAX.",
+        "Accepted beyond the vendor: no rows or columns, any strides, float64, CPU, NumPy and JAX.",
     ),
     results=("indices", "values"),
     reference_on_gpu=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.attention.arrays import index_range, take
+from cudnn_fe.attention.arrays import astype, index_range, take
 from cudnn_fe.attention.rows import over_rows
 from cudnn_fe.attention.top_k import along_last, best_first, float_order, in_order
 
@@ -25,6 +25,12 @@ def top_k(problem: IndexerTopK, xp: Any, scores: Any, seq_lens: Any) -> tuple[An
     """
     rows, columns = scores.shape
     group, count, last_first = problem.next_n, problem.top_k, problem.tie_break == 2
+    if problem.degenerate:
+        nothing = xp.zeros_like(xp.broadcast_to(xp.sum(xp.zeros_like(scores)), (rows, count)))
+        indices = xp.full_like(xp.astype(nothing, xp.int32), -1)
+        return (indices, astype(xp.full_like(nothing, float("-inf")), problem.input_values.dtype.name))[
+            : len(problem.outputs)
+        ]
     row = index_range(xp, rows, scores)
     lengths = take(xp, seq_lens, row // group, 0) - group + row % group + 1
     column = index_range(xp, columns, scores)

@@ -147,7 +147,7 @@ def dglu_sm90(base: Specialise) -> Kernel:
         specialise=partial(_rows_spec, base),
         targets=("sm_90a",),
         scratch=_dglu_scratch,
-        opt_in=True,
+        verified=("H200",),
     )
 
 

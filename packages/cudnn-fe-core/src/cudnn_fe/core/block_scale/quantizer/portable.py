@@ -1,0 +1,107 @@
+"""Quantises rows, columns or both in one pass over the source, on any GPU from SM80 up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Int32, cute
+
+from cudnn_fe.core.block_scale.quantizer.op import QuantizeSpec
+from cudnn_fe.core.cute.amax import clear_amax, fold_amax
+from cudnn_fe.core.cute.arguments import fake_tensor
+from cudnn_fe.core.cute.block_quantize import BlockQuantizer, quantize_tile, store_codes
+from cudnn_fe.core.cute.block_tiles import SIDE, THREADS, Matrix, ScalePlace, lane_place, load_vector, tile_walk
+from cudnn_fe.core.cute.ptx_base import load_global
+from cudnn_fe.core.cute.small_floats import as_float, has_fp8
+from cudnn_fe.core.cute.vectors import widen
+from cudnn_fe.core.dtypes import dtype
+
+__all__ = ["fake_arguments", "launcher"]
+
+# Least blocks of a multiprocessor, by whether elements are FP4 and by the number of directions: with the registers that
+# the compiler would like, too few are left to hide the loads' latency; with fewer, it spills.
+_BLOCKS = {(False, 1): 6, (False, 2): 5, (True, 1): 5, (True, 2): 4}
+
+
+class _Quantize:
+    def __init__(self, spec: QuantizeSpec) -> None:
+        self.spec = spec
+        self.directions = []
+        for direction, recipe in (("rows", spec.row_recipe), ("columns", spec.column_recipe)):
+            if recipe is not None:
+                quantizer = BlockQuantizer(
+                    spec.element, spec.scale, recipe, spec.quotient(recipe), has_fp8(spec.arch), spec.x_dtype
+                )
+                place = ScalePlace(direction == "columns", spec.block, spec.packed)
+                self.directions.append((quantizer, place))
+
+    @cute.jit
+    def __call__(self, stream: cuda.CUstream, x: cute.Tensor, *others: cute.Tensor) -> None:
+        spec = self.spec
+        norm = others[0] if cutlass.const_expr(spec.norm_rank is not None) else None
+        results = others[1:] if cutlass.const_expr(spec.norm_rank is not None) else others
+        amax = results[-1] if cutlass.const_expr(spec.amax) else None
+        rows, columns = Int32(x.shape[1]), Int32(x.shape[2])
+        if cutlass.const_expr(spec.packed):
+            # Scales of rows and columns that do not exist are zeros in the atoms.
+            rows, columns = (rows + 127) // 128 * 128, (columns + 127) // 128 * 128
+        blocks, walk = tile_walk(rows, columns, x.shape[0])
+        if cutlass.const_expr(amax is not None):
+            clear_amax(stream, amax)
+        self.kernel(x, norm, results, amax, walk).launch(
+            grid=(blocks, 1, 1),
+            block=(THREADS, 1, 1),
+            min_blocks_per_mp=_BLOCKS[spec.element == "float4_e2m1fn", len(self.directions)],
+            preferred_smem_carveout=-1,  # the driver's choice; without it the compiler asks a GPU
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, norm: Any, results: Any, amax: Any, walk: Any) -> None:
+        spec = self.spec
+        at = lane_place(walk)
+        source = Matrix.of(x, (0, 1, 2))
+        bits = x.element_type.width
+        left = source.columns - at.column
+        loaded = []
+        for index in cutlass.range_constexpr(SIDE):
+            address = source.place(at.batch, at.row + index, at.column * (bits // 8))
+            loaded.append(load_vector(address, bits, spec.x_access, left, Int32(at.row + index < source.rows)))
+        values = [widen(x.element_type, words, SIDE) for words in loaded]
+        factor = None
+        if cutlass.const_expr(norm is not None):
+            factor = as_float(load_global(norm.iterator.toint(), 4, Int32(1))[0])
+        if cutlass.const_expr(amax is not None):
+            fold_amax(amax.iterator.toint(), [value for row in values for value in row])
+        for number in cutlass.range_constexpr(len(self.directions)):
+            quantizer, place = self.directions[number]
+            codes, scales = results[2 * number], results[2 * number + 1]
+            pairs = None if bits == 32 or quantizer.multiplies(factor) else loaded
+            scaled = quantize_tile(quantizer, place, values, factor, scales.iterator.toint(), source, at, pairs)
+            target = Matrix.of(codes, (0, 1, 2))
+            store_codes(quantizer, place, scaled, target, source, at, spec.out_access)
+
+
+def launcher(spec: QuantizeSpec) -> Any:
+    """The host function ``launch(stream, x, [norm], *results)`` of a spec, to be compiled.
+
+    Results are codes and scales along rows, then along columns, then the largest magnitude: those that the spec has.
+    """
+    return _Quantize(spec)
+
+
+def fake_arguments(spec: QuantizeSpec) -> tuple[Any, ...]:
+    """Symbolic stand-ins in the launcher's order; no stride is fixed, since a dim of extent 1 may have any."""
+    size = dtype(spec.x_dtype).itemsize
+    given = [fake_tensor(spec.x_dtype, -1, alignment=min(max(spec.x_access * size, size), 16))]
+    if spec.norm_rank is not None:
+        given.append(fake_tensor("float32", -1, rank=spec.norm_rank, alignment=4))
+    for recipe in (spec.row_recipe, spec.column_recipe):
+        if recipe is not None:
+            given.append(fake_tensor(spec.codes_dtype, -1))
+            given.append(fake_tensor(spec.scale, -1, rank=spec.scales_rank))
+    if spec.amax:
+        given.append(fake_tensor("float32", -1, rank=1))
+    return tuple(given)

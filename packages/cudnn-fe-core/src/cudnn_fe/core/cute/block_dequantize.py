@@ -1,0 +1,155 @@
+"""Codes and scales to numbers, in tiles: a kernel of its own, and the first kernel of block-scaled GEMMs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Float32, Int32, cute
+
+from cudnn_fe.core.cute.block_quantize import e8m0_value
+from cudnn_fe.core.cute.block_tiles import (
+    SIDE,
+    THREADS,
+    Matrix,
+    ScalePlace,
+    lane_place,
+    load_vector,
+    store_vector_bytes,
+    tile_walk,
+)
+from cudnn_fe.core.cute.exact import multiply
+from cudnn_fe.core.cute.fp8_widen import E4M3_SCALE, widen_fp8
+from cudnn_fe.core.cute.narrow import narrow_words
+from cudnn_fe.core.cute.numerics import kind_name
+from cudnn_fe.core.cute.ptx_base import assemble, load_global
+from cudnn_fe.core.cute.small_floats import as_float
+
+__all__ = ["DequantizeTiles"]
+
+Dims = tuple[int, int, int]
+
+
+class DequantizeTiles:
+    """Dequantises one matrix, or a batch of them; where the result is larger than the codes it is zero.
+
+    Args:
+        element: Element format's name.
+        place: Where scales lie.
+        scale: Scale format's name.
+        in_access: Elements of a row that may be read at once.
+        out_access: Elements of a row that may be written at once.
+        dims: Batch, row and column dim of the codes; columns lie side by side.
+        out_dims: Those of the result.
+    """
+
+    def __init__(
+        self,
+        element: str,
+        place: ScalePlace,
+        scale: str,
+        in_access: int,
+        out_access: int,
+        dims: Dims = (0, 1, 2),
+        out_dims: Dims = (0, 1, 2),
+    ) -> None:
+        self.element, self.place, self.scale = element, place, scale
+        self.dims, self.out_dims = dims, out_dims
+        self.in_access, self.out_access = in_access, out_access
+        self.fp4 = element == "float4_e2m1fn"
+
+    @cute.jit
+    def launch(
+        self, stream: cuda.CUstream, codes: cute.Tensor, scales: cute.Tensor, factor: Any, out: cute.Tensor
+    ) -> None:
+        """Launch on ``stream``."""
+        batch, row, column = self.out_dims
+        blocks, walk = tile_walk(out.shape[row], out.shape[column], out.shape[batch])
+        self.kernel(codes, scales, factor, out, walk).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(self, codes: cute.Tensor, scales: cute.Tensor, factor: Any, out: cute.Tensor, walk: Any) -> None:
+        """One tile of a warp."""
+        at = lane_place(walk)
+        paired = self.fp4 and self.place.columns
+        source = Matrix.of(codes, self.dims, 2 if self.fp4 and not paired else 1, 2 if paired else 1)
+        target = Matrix.of(out, self.out_dims)
+        left = target.columns - at.column
+        loaded = self.load(source, at)
+        by = self.multipliers(scales, factor, source, at)
+        for j in cutlass.range_constexpr(SIDE):
+            values = self.decode(loaded, j)
+            products = [multiply(value, by[k if self.place.columns else j]) for k, value in enumerate(values)]
+            self.store(target, out.element_type, at, j, products, left)
+
+    def load(self, source: Matrix, at: Any) -> list[list[Int32]]:
+        """Words of eight rows, or of four rows of pairs; zeros outside the codes."""
+        paired = self.fp4 and self.place.columns
+        bits = 4 if self.fp4 and not paired else 8
+        rows = []
+        for j in range(0, SIDE, 2 if paired else 1):
+            row = (at.row + j) // 2 if paired else at.row + j
+            address = source.place(at.batch, row, at.column * bits // 8)
+            left = source.columns - at.column
+            rows.append(load_vector(address, bits, self.in_access, left, Int32(at.row + j < source.rows)))
+        return rows
+
+    def multipliers(self, scales: Any, factor: Any, source: Matrix, at: Any) -> list[Float32]:
+        """What each row's, or column's, codes are multiplied by."""
+        offset, step, _ = self.place.locate(source, at, 0)
+        base = scales.iterator.toint() + offset
+        extent = source.columns if self.place.columns else source.rows
+        first = at.column if self.place.columns else at.row
+        other = at.row < source.rows if self.place.columns else at.column < source.columns
+        codes = [
+            load_global(base + step * index, 1, Int32(first + index < extent) & Int32(other))[0]
+            for index in range(SIDE)
+        ]
+        values = [self.scale_value(code) for code in codes]
+        if factor is None:
+            return values
+        by = as_float(load_global(factor.iterator.toint(), 4, Int32(1))[0])
+        return [multiply(value, by) for value in values]
+
+    def scale_value(self, code: Any) -> Float32:
+        """The value of a scale's code."""
+        if self.scale == "float8_e8m0fnu":
+            return e8m0_value(code)
+        return _halves(widen_fp8(code, "float8_e4m3fn")[:1], E4M3_SCALE)[0]
+
+    def decode(self, loaded: list[list[Int32]], j: int) -> list[Float32]:
+        """The eight elements of row ``j``."""
+        if not self.fp4:
+            scale = E4M3_SCALE if self.element == "float8_e4m3fn" else 1.0
+            return [value for word in loaded[j] for value in _halves(widen_fp8(word, self.element), scale)]
+        if not self.place.columns:
+            return [_e2m1(loaded[j][0], 4 * k) for k in range(SIDE)]
+        return [_e2m1(loaded[j // 2][k // 4], 8 * (k % 4) + 4 * (j % 2)) for k in range(SIDE)]
+
+    def store(self, target: Matrix, kind: Any, at: Any, j: int, values: list[Any], left: Any) -> None:
+        """Round and store a row's eight elements."""
+        bits = kind.width
+        words = narrow_words(kind_name(kind), values, False)
+        address = target.place(at.batch, at.row + j, at.column * (bits // 8))
+        store_vector_bytes(address, words, bits, self.out_access, left, Int32(at.row + j < target.rows))
+
+
+def _halves(words: list[Any], scale: float) -> list[Float32]:
+    """fp32 values of fp16 pairs times a power of two."""
+    values = []
+    for word in words:
+        code = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }"
+        values += assemble(code, [Float32, Float32], [Int32(word)])
+    return values if scale == 1.0 else [multiply(value, scale) for value in values]
+
+
+def _e2m1(word: Any, shift: int) -> Float32:
+    """The element at a bit of a word of FP4 codes.
+
+    Exponent and significand in fp32's own places, the exponent 126 too low, make a number 2**-126 as large: subnormal
+    where E2M1's is, and the product with 2**126 is exact.
+    """
+    code = word >> shift if shift else word
+    bits = ((code & 7) << 22) | ((code & 8) << 28)
+    return multiply(as_float(bits), 2.0**126)

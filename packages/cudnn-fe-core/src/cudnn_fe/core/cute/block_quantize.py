@@ -1,0 +1,260 @@
+"""Quantisation of a lane's part of blocks in registers: the recipes of `cudnn_fe.core.block_scale`, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, cute
+
+from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
+from cudnn_fe.core.cute.block_tiles import LanePlace, Matrix, ScalePlace, store_vector_bytes
+from cudnn_fe.core.cute.exact import divide, multiply
+from cudnn_fe.core.cute.ptx_base import assemble
+from cudnn_fe.core.cute.row_vectors import store_global
+from cudnn_fe.core.cute.small_floats import E4M3, as_bits, as_float, e2m1_word, fp8_words
+
+__all__ = ["BlockQuantizer", "e8m0_value", "gather", "quantize_tile", "reduce_scatter", "store_codes"]
+
+_INFINITY, _NAN = 0x7F800000, 0x7FC00000
+_ROW_LANES, _COLUMN_LANES = (2, 1), (16, 8)  # lane bits that a block of 32 spans
+_FLOAT_MAX = 3.4028234663852886e38
+
+
+def _bounded(value: Any) -> Float32:
+    """At most the largest finite number; NaN stays."""
+    (bounded,) = assemble("min.NaN.f32 $0, $1, $2;", [Float32], [Float32(value), Float32(_FLOAT_MAX)])
+    return bounded
+
+
+def e8m0_value(code: Any) -> Float32:
+    """The value of an E8M0 code."""
+    bits = cutlass.select_(code == 0, Int32(0x400000), code << 23)
+    return as_float(cutlass.select_(code == 0xFF, Int32(_NAN), bits))
+
+
+@dataclass(frozen=True)
+class BlockQuantizer:
+    """One recipe for one format.
+
+    Attributes:
+        element: Element type's name.
+        scale: Scale type's name.
+        recipe: See `cudnn_fe.core.block_scale.quantize`.
+        quotient: The float32 that a block's largest magnitude is multiplied by.
+        native: Whether the target converts to FP8.
+        source: Element type of the source, where it may be read in pairs.
+    """
+
+    element: str
+    scale: str
+    recipe: str
+    quotient: float
+    native: bool
+    source: str = "float32"
+
+    def multiplies(self, norm: Any) -> bool:
+        """Whether values are multiplied before the recipe reads them."""
+        return self.recipe == "converter" and norm is not None
+
+    def prepared(self, value: Any, norm: Any) -> Float32:
+        """A value as the recipe reads it."""
+        return multiply(value, norm) if self.multiplies(norm) else value
+
+    def larger(self, a: Any, b: Any) -> Float32:
+        """The larger magnitude; NaN wins, or loses where the recipe leaves it out."""
+        mode = "" if self.recipe == "power_of_two" else ".NaN"
+        code = f"{{ .reg .f32 a, b; abs.f32 a, $1; abs.f32 b, $2; max{mode}.f32 $0, a, b; }}"
+        (found,) = assemble(code, [Float32], [Float32(a), Float32(b)])
+        return found
+
+    def larger_pair(self, a: Any, b: Any) -> Int32:
+        """The same of two words of 16-bit pairs, element by element."""
+        mode = "" if self.recipe == "power_of_two" else ".NaN"
+        kind = "bf16x2" if self.source == "bfloat16" else "f16x2"
+        code = f"{{ .reg .b32 a, b; abs.{kind} a, $1; abs.{kind} b, $2; max{mode}.{kind} $0, a, b; }}"
+        (found,) = assemble(code, [Int32], [Int32(a), Int32(b)])
+        return found
+
+    def unpaired(self, word: Any) -> list[Float32]:
+        """The two elements of a word."""
+        if self.source == "bfloat16":
+            return widen_pairs([word])
+        code = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }"
+        return assemble(code, [Float32, Float32], [Int32(word)])
+
+    def scale_and_multiplier(self, largest: Any, norm: Any) -> tuple[Int32, Float32]:
+        """The scale's code and what each value is multiplied by, from the block's largest magnitude."""
+        factor = None if self.recipe == "converter" else norm
+        if factor is None:
+            wanted = multiply(largest, self.quotient)
+        elif self.recipe == "epilogue_columns":
+            wanted = multiply(largest, multiply(self.quotient, factor))
+        else:
+            wanted = multiply(multiply(largest, self.quotient), factor)
+        code, inverse = self._e8m0(wanted) if self.scale == "float8_e8m0fnu" else self._e4m3(wanted)
+        if factor is None:
+            return code, _bounded(inverse)
+        if self.recipe == "epilogue_columns":
+            inverse = _bounded(inverse)
+        return code, _bounded(multiply(factor, inverse))
+
+    @staticmethod
+    def _e8m0(wanted: Any) -> tuple[Int32, Float32]:
+        """Rounded up, saturating, and its exact reciprocal."""
+        bits = as_bits(wanted)
+        # A subnormal's bits count from 0, not from 2**-127: half the range is byte 0.
+        up = cutlass.select_(bits < 0x800000, Int32(0x3FFFFF), Int32(0x7FFFFF))
+        code = cutlass.min((bits + up) >> 23, 254)
+        inverse = cutlass.select_(code == 254, Int32(0x400000), (254 - code) << 23)
+        is_nan = bits > _INFINITY
+        return cutlass.select_(is_nan, Int32(0xFF), code), as_float(cutlass.select_(is_nan, Int32(_NAN), inverse))
+
+    @staticmethod
+    def _e4m3(wanted: Any) -> tuple[Int32, Float32]:
+        """Rounded to nearest, saturating, and its reciprocal, rounded; infinity for 0."""
+        is_nan = as_bits(wanted) > _INFINITY
+        size = cute.arch.fmin(wanted, Float32(E4M3.largest))
+        inverse = divide(1.0, E4M3.value(size))
+        code = cutlass.select_(is_nan, Int32(0x7F), E4M3.code(size))
+        return code, as_float(cutlass.select_(is_nan, Int32(_NAN), as_bits(inverse)))
+
+    def words(self, values: list[Any]) -> list[Int32]:
+        """Multiplied values as codes: four FP8 or eight FP4 a word."""
+        if self.element == "float4_e2m1fn":
+            return [e2m1_word(values[start : start + 8]) for start in range(0, len(values), 8)]
+        return fp8_words(self.element, values, self.native)
+
+
+def reduce_scatter(values: list[Any], masks: tuple[int, ...], lane: Any, larger: Any) -> tuple[list[Any], Int32]:
+    """The largest of each value over the lanes that differ in the bits ``masks``, shared out among these lanes.
+
+    Args:
+        values: A power of two of them, the same ones in each lane.
+        masks: Lane bits.
+        lane: This lane.
+        larger: The fold.
+
+    Returns:
+        This lane's share of the results, and the index of its first.
+    """
+    first = Int32(0)
+    for mask in masks:
+        half = len(values) // 2
+        upper = (lane & mask) != 0
+        kept = [cutlass.select_(upper, values[half + i], values[i]) for i in range(half)]
+        sent = [cutlass.select_(upper, values[i], values[half + i]) for i in range(half)]
+        values = [larger(k, cute.arch.shuffle_sync_bfly(s, mask)) for k, s in zip(kept, sent, strict=True)]
+        first = first + cutlass.select_(upper, Int32(half), Int32(0))
+    return values, first
+
+
+def gather(values: list[Any], masks: tuple[int, ...], lane: Any) -> list[Any]:
+    """The inverse of `reduce_scatter`: every lane gets all values again."""
+    for mask in reversed(masks):
+        others = [cute.arch.shuffle_sync_bfly(value, mask) for value in values]
+        upper = (lane & mask) != 0
+        low = [cutlass.select_(upper, other, mine) for mine, other in zip(values, others, strict=True)]
+        high = [cutlass.select_(upper, mine, other) for mine, other in zip(values, others, strict=True)]
+        values = low + high
+    return values
+
+
+def _largest(quantizer: BlockQuantizer, lines: list[list[Any]]) -> list[Any]:
+    found = []
+    for line in lines:
+        largest = quantizer.larger(line[0], line[1])
+        for value in line[2:]:
+            largest = quantizer.larger(largest, value)
+        found.append(largest)
+    return found
+
+
+def _largest_of_pairs(quantizer: BlockQuantizer, pairs: list[list[Any]], columns: bool) -> list[Any]:
+    """The same from words of 16-bit pairs, at half the instructions."""
+    found: list[Any] = []
+    for line in zip(*pairs, strict=True) if columns else pairs:
+        largest = quantizer.larger_pair(line[0], line[1])
+        for word in line[2:]:
+            largest = quantizer.larger_pair(largest, word)
+        two = quantizer.unpaired(largest)
+        found += two if columns else [quantizer.larger(*two)]
+    return found
+
+
+def quantize_tile(
+    quantizer: BlockQuantizer,
+    place: ScalePlace,
+    values: list[list[Any]],
+    norm: Any,
+    scales: Any,
+    matrix: Matrix,
+    at: LanePlace,
+    pairs: list[list[Any]] | None = None,
+) -> list[list[Any]]:
+    """Store the scales of a lane's values, and return the values multiplied, for `store_codes`.
+
+    Args:
+        quantizer: The recipe.
+        place: Where scales lie.
+        values: Eight rows of eight; fewer rows, a power of two of at least the lanes that share a block, along rows.
+        norm: The factor, or None.
+        scales: Address of the scales.
+        matrix: Extents of the quantised matrix.
+        at: This lane's first row and column in it.
+        pairs: The values as words of 16-bit pairs, where they are the source's own.
+    """
+    lane = cute.arch.thread_idx()[0] % 32
+    values = [[quantizer.prepared(value, norm) for value in row] for row in values]
+    if pairs is None:
+        lines = [list(line) for line in zip(*values, strict=True)] if place.columns else values
+        largest = _largest(quantizer, lines)
+    else:
+        largest = _largest_of_pairs(quantizer, pairs, place.columns)
+    masks = (_COLUMN_LANES if place.columns else _ROW_LANES)[1 if place.block == 16 else 0 :]
+    owned, first = reduce_scatter(largest, masks, lane, quantizer.larger)
+    found = [quantizer.scale_and_multiplier(one, norm) for one in owned]
+    offset, step, _ = place.locate(matrix, at, first)
+    for index, (code, _) in enumerate(found):
+        _, _, valid = place.locate(matrix, at, first + index)
+        store_global(scales + offset + step * index, [code], 1, valid)
+    by = gather([multiplier for _, multiplier in found], masks, lane)
+    return [
+        [multiply(value, by[k if place.columns else j]) for k, value in enumerate(row)] for j, row in enumerate(values)
+    ]
+
+
+def store_codes(
+    quantizer: BlockQuantizer,
+    place: ScalePlace,
+    scaled: list[list[Any]],
+    target: Matrix,
+    matrix: Matrix,
+    at: LanePlace,
+    access: int,
+) -> None:
+    """Encode and store a lane's multiplied values; FP4 in pairs along the quantised direction.
+
+    Args:
+        quantizer: The recipe.
+        place: Where scales lie.
+        scaled: What `quantize_tile` returned.
+        target: The codes' memory.
+        matrix: Extents of the quantised matrix.
+        at: This lane's first row and column in it.
+        access: Elements of a row that may be written at once.
+    """
+    left = matrix.columns - at.column
+    fp4 = quantizer.element == "float4_e2m1fn"
+    if fp4 and place.columns:
+        for j in range(0, len(scaled), 2):
+            together = [value for pair in zip(scaled[j], scaled[j + 1], strict=True) for value in pair]
+            address = target.place(at.batch, (at.row + j) // 2, at.column)
+            inside = Int32(at.row + j < matrix.rows)
+            store_vector_bytes(address, quantizer.words(together), 8, access, left, inside)
+        return
+    bits = 4 if fp4 else 8
+    for j, row in enumerate(scaled):
+        address = target.place(at.batch, at.row + j, at.column * bits // 8)
+        store_vector_bytes(address, quantizer.words(row), bits, access, left, Int32(at.row + j < matrix.rows))

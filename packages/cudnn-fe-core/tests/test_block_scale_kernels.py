@@ -1,0 +1,60 @@
+"""The kernels that quantise and dequantise compile for every target, with wide accesses and base instructions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cudnn_fe.core.block_scale.dequantizer.op import DequantizeSpec
+from cudnn_fe.core.block_scale.quantizer.op import QuantizeSpec
+from cudnn_fe.core.compile import compile_now
+from cudnn_fe.core.targets import PORTABLE_TARGETS
+from cudnn_fe.core.toolchain import missing_toolchain
+
+pytestmark = pytest.mark.skipif(missing_toolchain() is not None, reason=f"no kernel compiler: {missing_toolchain()}")
+
+FOLDER = "cudnn_fe.core.block_scale"
+BOTH = QuantizeSpec(
+    "bfloat16", "float8_e4m3fn", "float8_e8m0fnu", 32, "epilogue", "epilogue_columns", packed=True,
+    codes_dtype="float8_e4m3fn", scales_rank=6, norm_rank=1, amax=True, x_access=8, out_access=8, arch="sm_90a",
+)  # fmt: skip
+NVFP4 = replace(
+    BOTH, element="float4_e2m1fn", scale="float8_e4m3fn", block=16, row_recipe="converter", column_recipe=None,
+    codes_dtype="float4_e2m1fn", scales_rank=3, norm_rank=3, amax=False,
+)  # fmt: skip
+NARROW = replace(BOTH, x_dtype="float32", element="float8_e5m2", codes_dtype="float8_e5m2", packed=False, x_access=1,
+                 scales_rank=3, norm_rank=None, out_access=1, amax=False)  # fmt: skip
+ROWS = DequantizeSpec(
+    "float8_e4m3fn", "float8_e4m3fn", "float8_e8m0fnu", 32, columns=False, packed=True, scales_dtype="float8_e8m0fnu",
+    scales_rank=6, factor_rank=None, out_dtype="bfloat16", in_access=8, out_access=8, arch="sm_90a",
+)  # fmt: skip
+COLUMNS = replace(ROWS, codes_dtype="uint8", element="float4_e2m1fn", columns=True, packed=False, scales_dtype="uint8",
+                  scales_rank=3, factor_rank=1, out_dtype="float16", in_access=2, out_access=2)  # fmt: skip
+SPECS = {"quantizer": (BOTH, NVFP4, NARROW), "dequantizer": (ROWS, COLUMNS)}
+NEWER = re.compile(r"wgmma|tcgen05|mbarrier|cp\.async\.bulk|cluster|stmatrix|e4m3|e5m2|e2m1|ue8m0")
+
+
+def ptx_of(folder: str, spec: QuantizeSpec | DequantizeSpec, into: Path) -> str:
+    compile_now(f"{FOLDER}.{folder}.portable", spec, spec.arch, f"--keep-ptx --dump-dir={into}")
+    (path,) = into.glob("*.ptx")
+    return path.read_text()
+
+
+@pytest.mark.parametrize("arch", PORTABLE_TARGETS)
+@pytest.mark.parametrize(("folder", "spec"), [(f, spec) for f, specs in SPECS.items() for spec in specs])
+def test_compiles(folder: str, spec: QuantizeSpec | DequantizeSpec, arch: str, tmp_path: Path) -> None:
+    text = ptx_of(folder, replace(spec, arch=arch), tmp_path)
+    found = set(re.findall(r"[a-z][a-z0-9_:]*(?:\.[a-z0-9_:]+)+", text))
+    if arch == "sm_80":
+        assert not [name for name in found if NEWER.search(name)]
+    if spec in (BOTH, NVFP4):
+        assert "ld.global.v4.b32" in found
+    if spec is BOTH and arch != "sm_80":
+        assert "cvt.rn.satfinite.e4m3x2.f32" in found
+    if spec is ROWS:
+        assert {"ld.global.v2.b32", "st.global.v4.b32"} <= found
+    if spec is NARROW:
+        assert {"ld.global.b32", "st.global.u8"} <= found

@@ -5,11 +5,13 @@ from cudnn import block_sparse_attention as block_sparse_attention
 from cudnn import collect_env as collect_env
 from cudnn import csa as csa
 from cudnn import deepseek_sparse_attention as deepseek_sparse_attention
+from cudnn import discrete_grouped_gemm as discrete_grouped_gemm
 from cudnn import engram as engram
 from cudnn import fla as fla
 from cudnn import flex_attention as flex_attention
 from cudnn import gated_attention_block as gated_attention_block
 from cudnn import gemm as gemm
+from cudnn import grouped_gemm as grouped_gemm
 from cudnn import hstu as hstu
 from cudnn import jax as jax
 from cudnn import linear_attention as linear_attention

@@ -100,6 +100,7 @@ MODULE_PATHS = {
     "csa": "CSA CSACompressorBackward CSACompressorForward csa_compressor_backward_wrapper",
     "deepseek_sparse_attention": "DSA AlignedHCABackward aligned_hca_backward_wrapper",
     "flex_attention": "FlexAttentionBwd FlexAttentionFwd create_mask_plan flex_attn_func",
+    "gated_attention_block": "GatedAttentionBlockFwd GatedAttentionBlockBwd gated_attention_block_forward",
     "hstu.hstu_attention": "hstu_attention_backward hstu_attention_forward",
     "native_sparse_attention": "NSA",
     "sdpa.bwd": "CompactGqaBackward compact_gqa_backward Nvfp4AttentionQatBackward",

@@ -8,6 +8,7 @@ from cudnn import deepseek_sparse_attention as deepseek_sparse_attention
 from cudnn import engram as engram
 from cudnn import fla as fla
 from cudnn import flex_attention as flex_attention
+from cudnn import gated_attention_block as gated_attention_block
 from cudnn import gemm as gemm
 from cudnn import hstu as hstu
 from cudnn import jax as jax
@@ -49,6 +50,10 @@ from cudnn_fe.attention.flex import flex_attention_forward as flex_attention_for
 from cudnn_fe.attention.flex import flex_attn_func as flex_attn_func
 from cudnn_fe.attention.flex.legacy import FlexAttentionBwd as FlexAttentionBwd
 from cudnn_fe.attention.flex.legacy import FlexAttentionFwd as FlexAttentionFwd
+from cudnn_fe.attention.gated_block import gated_attention_block_backward as gated_attention_block_backward
+from cudnn_fe.attention.gated_block import gated_attention_block_forward as gated_attention_block_forward
+from cudnn_fe.attention.gated_block.legacy_backward import GatedAttentionBlockBwd as GatedAttentionBlockBwd
+from cudnn_fe.attention.gated_block.legacy_forward import GatedAttentionBlockFwd as GatedAttentionBlockFwd
 from cudnn_fe.attention.hca import aligned_hca_backward as aligned_hca_backward
 from cudnn_fe.attention.hca.legacy import AlignedHCABackward as AlignedHCABackward
 from cudnn_fe.attention.hca.legacy import aligned_hca_backward_wrapper as aligned_hca_backward_wrapper

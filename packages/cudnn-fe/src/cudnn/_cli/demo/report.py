@@ -80,9 +80,9 @@ def print_loads(console: Console, outcome: Outcome, config: DemoConfig) -> None:
     """How many bytes of the last batch went to each expert, block by block."""
     counts = [np.bincount(chosen.ravel(), minlength=config.experts) for chosen in outcome.routing]
     even = outcome.routing[0].size / config.experts
-    columns = ["block", *(str(index) for index in range(config.experts)), "largest / even"]
+    columns = ["block", *map(str, range(config.experts)), "largest / even"]
     rows = [[str(index), *map(str, row.tolist()), f"{row.max() / even:.2f}"] for index, row in enumerate(counts)]
-    console.print(table("Tokens per expert and block, last step", columns, rows, right=columns))
+    console.print(table("Tokens per expert in the last step", columns, rows, right=columns))
 
 
 def print_sample(console: Console, config: DemoConfig, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Sparse, windowed and recommender attention for torch, JAX and NumPy."""
+"""Attention for torch, JAX and NumPy: masked, sparse, windowed, gated, quantised, and of recommenders."""
 
 from cudnn_fe.attention._version import __version__
 from cudnn_fe.attention.block_sparse import (
@@ -33,6 +33,10 @@ from cudnn_fe.attention.flex import (
     flex_attention_forward,
     flex_attn_func,
 )
+from cudnn_fe.attention.gated_block import gated_attention_block_backward, gated_attention_block_forward
+from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
+from cudnn_fe.attention.gated_block.record import SavedForBackward
+from cudnn_fe.attention.gated_block.weights import build_fused_qkvg_weight, qkvg_from_hf, qkvg_from_vllm
 from cudnn_fe.attention.hca import aligned_hca_backward
 from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
 from cudnn_fe.attention.linear import (
@@ -51,7 +55,9 @@ from cudnn_fe.attention.sdpa.compact_gqa import CompactGqaBackward, compact_gqa_
 
 __all__ = [
     "CompactGqaBackward",
+    "GatedAttentionBlockGeometry",
     "MaskPlan",
+    "SavedForBackward",
     "__version__",
     "aligned_hca_backward",
     "block_sparse_attention_backward",
@@ -60,6 +66,7 @@ __all__ = [
     "block_sparse_attention_jax",
     "block_sparse_attention_jax_backward",
     "block_sparse_attention_jax_forward",
+    "build_fused_qkvg_weight",
     "compact_gqa_backward",
     "create_mask_plan",
     "csa_compressor_backward",
@@ -81,6 +88,8 @@ __all__ = [
     "flex_attention_backward",
     "flex_attention_forward",
     "flex_attn_func",
+    "gated_attention_block_backward",
+    "gated_attention_block_forward",
     "gated_delta_net_backward",
     "gated_delta_net_forward",
     "hstu_attention_backward",
@@ -92,5 +101,7 @@ __all__ = [
     "nsa_sliding_window_attention_forward",
     "nsa_topk_reduction_forward",
     "nvfp4_attention_qat_backward",
+    "qkvg_from_hf",
+    "qkvg_from_vllm",
     "sdpa_backward",
 ]

@@ -13,6 +13,7 @@ _NSA = "cudnn_fe.attention.nsa"
 _CSA = "cudnn_fe.attention.csa_compressor"
 _SDPA = "cudnn_fe.attention.sdpa"
 _QAT = "cudnn_fe.attention.nvfp4_qat"
+_GATED = "cudnn_fe.attention.gated_block"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
 _DSA = "cudnn_fe.attention.dsa"
 _HCA = "cudnn_fe.attention.hca"
@@ -37,6 +38,8 @@ FAMILY = Family(
         f"{_FLEX}.op:BACKWARD",
         f"{_SDPA}.op:BACKWARD",
         f"{_QAT}.op:BACKWARD",
+        f"{_GATED}.op:FORWARD",
+        f"{_GATED}.op:BACKWARD",
         f"{_DSA}.indexer.op:FORWARD",
         f"{_DSA}.indexer.op:TOP_K",
         f"{_DSA}.top_k.op:FORWARD",
@@ -103,6 +106,10 @@ FAMILY = Family(
         "NSA": f"{_NAMESPACES}:NSA",
         "Nvfp4AttentionQatBackward": f"{_QAT}.legacy:Nvfp4AttentionQatBackward",
         "nvfp4_attention_qat_backward": f"{_QAT}:nvfp4_attention_qat_backward",
+        "GatedAttentionBlockFwd": f"{_GATED}.legacy_forward:GatedAttentionBlockFwd",
+        "GatedAttentionBlockBwd": f"{_GATED}.legacy_backward:GatedAttentionBlockBwd",
+        "gated_attention_block_forward": f"{_GATED}:gated_attention_block_forward",
+        "gated_attention_block_backward": f"{_GATED}:gated_attention_block_backward",
         "CompactGqaBackward": f"{_SDPA}.compact_gqa:CompactGqaBackward",
         "compact_gqa_backward": f"{_SDPA}.compact_gqa:compact_gqa_backward",
         "sdpa_backward": f"{_SDPA}:sdpa_backward",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from cudnn_fe.attention.bands import Band
 from cudnn_fe.attention.operands import (
     FLOATS,
     compact,
@@ -22,24 +23,9 @@ from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["BACKWARD", "Band", "SdpaBackward"]
+__all__ = ["BACKWARD", "SdpaBackward"]
 
 _WORDS = "(B, H, S, D)"
-
-
-@dataclass(frozen=True)
-class Band:
-    """Which keys a query sees by their places.
-
-    Attributes:
-        before: Keys before the diagonal; None is all.
-        after: Keys after it; None is all.
-        bottom_right: Whether the diagonal ends in the last query and key, instead of starting in the first ones.
-    """
-
-    before: int | None
-    after: int | None
-    bottom_right: bool
 
 
 def _band(options: dict[str, Any]) -> Band:

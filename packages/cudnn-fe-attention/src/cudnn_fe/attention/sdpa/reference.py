@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.attention.arrays import every, index_range, narrow, round_through, sweep, take, wide
+from cudnn_fe.attention.bands import places, within
 from cudnn_fe.attention.pieces import pull_back, scores
-from cudnn_fe.attention.sequences import Rows, rows_of, same_sequence
 from cudnn_fe.attention.tiles import Tile, Visible, join_rows, rows_per_step
 
 if TYPE_CHECKING:
@@ -53,12 +53,11 @@ def backward(
     """
     io = problem.q_tensor.dtype.name
     q, k, v, o, do = (wide(x) for x in (q, k, v, o, do))
-    of_queries = _rows(xp, q, q_lengths, q_offsets)
-    of_keys = _rows(xp, k, k_lengths, k_offsets)
+    of_queries, of_keys = places(xp, q, q_lengths, q_offsets), places(xp, k, k_lengths, k_offsets)
     lse, delta = stats[..., 0], xp.sum(o * do, axis=-1)
     alive = every(xp, (lse != float("-inf"), of_queries.valid))
     base = xp.where(alive, lse, xp.zeros_like(lse))
-    visible = _visible(problem, xp, of_queries, of_keys, alive)
+    visible = within(xp, problem.band, of_queries, of_keys, alive)
 
     def weights(x: Any, dp: Any, tile: Tile) -> tuple[Any, Any]:
         s = scale * x
@@ -81,48 +80,6 @@ def backward(
         pull = xp.where(alive, xp.exp(sink[..., 0] - base) * delta, xp.zeros_like(delta))
         grads.append(-xp.sum(xp.sum(pull, axis=2, keepdims=True), axis=0, keepdims=True)[..., None])
     return tuple(grads)
-
-
-def _rows(xp: Any, x: Any, lengths: Any, offsets: Any) -> Rows:
-    """Where each row of (B, H, S, D) stands: one set for all batches (S,), or one for each (B, 1, S)."""
-    count = x.shape[2]
-    if offsets is not None:
-        return rows_of(xp, offsets, count, None if lengths is None else xp.clip(lengths, 0, count))
-    row = index_range(xp, count, x)
-    if lengths is None:
-        return Rows(xp.zeros_like(row), row, xp.full_like(row, count), row < count)
-    length = xp.clip(lengths, 0, count)[:, None, None]
-    place = xp.broadcast_to(row, (length.shape[0], 1, count))
-    return Rows(xp.zeros_like(place), place, xp.broadcast_to(length, place.shape), place < length)
-
-
-def _at(xp: Any, rows: Rows, indices: Any) -> Rows:
-    return Rows(*(take(xp, x, indices, x.ndim - 1) for x in (rows.sequence, rows.position, rows.length, rows.valid)))
-
-
-def _visible(problem: SdpaBackward, xp: Any, of_queries: Rows, of_keys: Rows, alive: Any) -> Visible:
-    """The mask: places are counted per sequence, from its first or its last query and key."""
-    band, packed = problem.band, problem.packed
-
-    def visible(queries: Any) -> Any:
-        at, live = _at(xp, of_queries, queries), take(xp, alive, queries, 2)[..., None]
-
-        def among(keys: Any) -> Any:
-            of = _at(xp, of_keys, keys)
-            seen = [live, same_sequence(at, of) if packed else of.valid[..., None, :]]
-            row, column = at.position[..., None], of.position[..., None, :]
-            if band.bottom_right:
-                # A query's own sequence has as many keys as each key of it says; others are hidden already.
-                row = row + of.length[..., None, :] - at.length[..., None]
-            if band.after is not None:
-                seen.append(column <= row + band.after)
-            if band.before is not None:
-                seen.append(column >= row - band.before)
-            return every(xp, tuple(seen))
-
-        return among
-
-    return visible
 
 
 def _score_gradients(xp: Any, do: Any, q: Any, k: Any, v: Any, visible: Visible, weights: Any, batch: int) -> Any:

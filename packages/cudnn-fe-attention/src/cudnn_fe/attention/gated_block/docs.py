@@ -1,0 +1,119 @@
+"""What the documentation of the gated attention block says: operands, notes, examples."""
+
+from __future__ import annotations
+
+from cudnn_fe.attention.operands import FLOATS
+from cudnn_fe.core.op import TensorRule
+
+__all__ = [
+    "BACKWARD_EXAMPLE",
+    "BACKWARD_NOTES",
+    "BACKWARD_TENSORS",
+    "FORWARD_EXAMPLE",
+    "FORWARD_NOTES",
+    "FORWARD_TENSORS",
+    "SOURCE",
+]
+
+_ANY, _STATISTICS = "any strides", ("float32", "float64")
+_INPUTS = (
+    TensorRule("h", "(B, S, d_model), or packed (T, d_model) or (1, T, d_model)", _ANY, FLOATS, "hidden states"),
+    TensorRule("w_qkvg", "(n_qkvg, d_model)", _ANY, FLOATS, "rows of queries, gates, keys and values, head by head"),
+    TensorRule("w_q_norm", "(D,)", _ANY, FLOATS, "weight of the queries' RMSNorm; None without qk_norm"),
+    TensorRule("w_k_norm", "(D,)", _ANY, FLOATS, "likewise of the keys'"),
+    TensorRule("cos", "(B, S, rope_dim) or packed", _ANY, FLOATS, "cosines of each token; halves may differ"),
+    TensorRule("sin", "(B, S, rope_dim) or packed", _ANY, FLOATS, "sines"),
+    TensorRule("w_o", "(d_model, Hq D)", _ANY, FLOATS, "output projection"),
+)
+_LENGTHS = TensorRule(
+    "seq_lens", "(B,) or (B+1,)", _ANY, ("int32",), "keys of each sequence; of packed ones lengths or offsets; or None"
+)
+_RECORD = (
+    TensorRule("proj_slab", "(B S, n_qkvg)", "compact", FLOATS, "the first projection, before norms; in training"),
+    TensorRule("o", "(B, S, Hq, D)", "compact", FLOATS, "attention before the gate; in training"),
+    TensorRule("rstd_q", "(B, S, Hq)", "compact", _STATISTICS, "reciprocal roots of the queries' norm; in training"),
+    TensorRule("rstd_k", "(B, S, Hkv)", "compact", _STATISTICS, "likewise of the keys'"),
+)
+FORWARD_TENSORS = (
+    *_INPUTS,
+    _LENGTHS,
+    TensorRule("out", "as h", "compact", FLOATS, "the output"),
+    TensorRule("lse", "(B, Hq, S), packed (1, Hq, T)", "compact", _STATISTICS, "natural log-sum-exp of the scores"),
+    *_RECORD,
+)
+BACKWARD_TENSORS = (
+    TensorRule("dy", "as h", _ANY, FLOATS, "gradient of the output"),
+    *_INPUTS,
+    *_RECORD,
+    TensorRule("lse", "(B, Hq, S), packed (1, Hq, T)", _ANY, _STATISTICS, "the forward's log-sum-exp"),
+    _LENGTHS,
+    TensorRule("dh", "as h", "compact", FLOATS, "gradient of h"),
+    TensorRule("dw_qkvg", "(n_qkvg, d_model)", "compact", FLOATS, "gradient of the first weight"),
+    TensorRule("dw_o", "(d_model, Hq D)", "compact", FLOATS, "gradient of the last weight"),
+    TensorRule("dw_q_norm", "(D,)", "compact", _STATISTICS, "gradient of the queries' norm weight"),
+    TensorRule("dw_k_norm", "(D,)", "compact", _STATISTICS, "likewise of the keys'"),
+)
+SOURCE = (
+    "Qiu et al., Gated Attention for Large Language Models (2025), arXiv 2505.06708; RMSNorm (arXiv 1910.07467), RoPE "
+    "(arXiv 2104.09864); names of cudnn-frontend 1.32's gated_attention_block."
+)
+FORWARD_NOTES = (
+    "In `cudnn`: the functions and the classes `GatedAttentionBlockFwd` and `GatedAttentionBlockBwd`; "
+    "`cudnn.gated_attention_block` holds the geometry, the record and the weights' helpers too.",
+    "Rounded to the dtype of h: the projection, queries and keys after norm and rotation, probabilities relative to "
+    "the row's largest score, O, and the gated output; sums and everything between are float32.",
+    "A query at place q sees keys k with `k <= q + max(window_right, 0)` if causal, `k >= q - window_left` with a left "
+    "window, and `k < seq_lens[b]`. One that sees nothing has O = 0 and an output of 0.",
+    "Packed sequences restart their places; their tables of cosines are the caller's. Rows past the last sequence "
+    "count as zeros, whatever they hold.",
+    "Gradients flow into h, both weights and the norms' weights under torch autograd and JAX; cosines, sines and the "
+    "log-sum-exp have none.",
+    "Not served yet: FP8, MXFP8 and FP4 operands, paged caches and serving, block-sparse attention.",
+    "Accepted beyond the vendor: every GPU, any head size, float32 and float64, CPU, NumPy and JAX.",
+)
+BACKWARD_NOTES = (
+    "Rounded to the dtype of h: dO, P and dS, the gradients of heads before and after norm and rotation, and each "
+    "gradient once.",
+    "Queries and keys are rebuilt from the projection as the forward made them; without `proj_slab` the projection is "
+    "made again from h, bit for bit.",
+    "RoPE's adjoint is exact for any tables. Sums over a group's query heads are float32.",
+    "The reference is bit-equal from run to run.",
+)
+FORWARD_EXAMPLE = """\
+import numpy as np
+from cudnn_fe.attention import GatedAttentionBlockGeometry, gated_attention_block_forward
+
+rng = np.random.default_rng(0)
+geometry = GatedAttentionBlockGeometry(d_model=32, h_q=2, h_kv=1, d_head=64, rope_dim=16)
+h = rng.standard_normal((1, 5, 32), dtype=np.float32)
+w_qkvg = rng.standard_normal((geometry.n_qkvg, 32), dtype=np.float32) / 8
+w_o = rng.standard_normal((32, 2 * 64), dtype=np.float32) / 8
+norm = np.ones(64, np.float32)
+angle = np.arange(5)[:, None] / 100.0 ** (np.arange(8) / 8)
+cos, sin = (np.tile(f(angle), 2).astype(np.float32)[None] for f in (np.cos, np.sin))
+out = gated_attention_block_forward(h, w_qkvg, norm, norm, cos, sin, w_o, geometry)["out"]
+# The first token sees itself alone: O is its value.
+gate, value = (h[0, 0] @ w_qkvg[a : a + n].T for a, n in ((128, 128), (320, 64)))
+np.testing.assert_allclose(out[0, 0], (np.tile(value, 2) / (1 + np.exp(-gate))) @ w_o.T, rtol=1e-3, atol=1e-4)
+"""
+BACKWARD_EXAMPLE = """\
+import numpy as np
+from cudnn_fe.attention import (
+    GatedAttentionBlockGeometry,
+    gated_attention_block_backward,
+    gated_attention_block_forward,
+)
+
+rng = np.random.default_rng(0)
+geometry = GatedAttentionBlockGeometry(d_model=32, h_q=1, h_kv=1, d_head=64, rope_dim=16)
+h, dy = (rng.standard_normal((1, 5, 32), dtype=np.float32) for _ in range(2))
+w_qkvg = rng.standard_normal((geometry.n_qkvg, 32), dtype=np.float32) / 8
+w_o = rng.standard_normal((32, 64), dtype=np.float32) / 8
+norm, cos, sin = np.ones(64, np.float32), np.ones((1, 5, 16), np.float32), np.zeros((1, 5, 16), np.float32)
+weights = (w_qkvg, norm, norm, cos, sin, w_o)
+saved = gated_attention_block_forward(h, *weights, geometry, save_for_backward=True)["saved"]
+grads = gated_attention_block_backward(dy, saved, *weights, geometry)
+gate = saved.proj_slab[:, 64:128]
+gated = saved.o[0, :, 0] / (1 + np.exp(-gate))
+np.testing.assert_allclose(grads["dw_o"], dy[0].T @ gated, rtol=1e-3, atol=1e-4)
+"""

@@ -1,0 +1,226 @@
+"""The forward class of the gated attention block, with the parameters of cudnn-frontend 1.32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_fe.attention.gated_block import lengths_form, require_record
+from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
+from cudnn_fe.attention.gated_block.lifecycle import Block, check_packing, lengths_spec, refuse_modes
+from cudnn_fe.attention.gated_block.op import FORWARD, frozen
+from cudnn_fe.attention.gated_block.record import SavedForBackward, saved_slab_views
+from cudnn_fe.attention.operands import check_samples, deliver, require_flag
+from cudnn_fe.core.call import call
+from cudnn_fe.core.choose import choose
+from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
+from cudnn_fe.core.tensor import spec_of
+
+__all__ = ["GatedAttentionBlockFwd"]
+
+_SAMPLES = ("h", "w_qkvg", "w_q_norm", "w_k_norm", "cos", "sin", "w_o")
+
+
+class GatedAttentionBlockFwd(Block):
+    """Class API of `gated_attention_block_forward`: samples, ``check_support``, ``compile``, ``execute``.
+
+    Args:
+        sample_h: A tensor like h, and so on.
+        sample_w_qkvg: The first weight.
+        sample_w_q_norm: Weight of the queries' norm, or None.
+        sample_w_k_norm: Weight of the keys' norm, or None.
+        sample_cos: Cosines.
+        sample_sin: Sines.
+        sample_w_o: Output projection.
+        sample_out: The output.
+        geometry: Extents and mask.
+        return_lse: Whether ``execute`` writes the log-sum-exp.
+        save_for_backward: Whether it fills a record.
+        seq_lens_present: Whether it gets lengths of padded sequences.
+        inplace_qkv: Hint; not True in training.
+        fuse_norm_rope: Hint; not in training.
+        fuse_gate: Hint; not in training.
+        saved_gate_copy: Whether the record has a copy of the gates in place of the projection.
+        thd: Whether h packs sequences.
+        num_sequences: Packed sequences.
+        max_seq_len: Tokens of the longest.
+        cu_seqlens: Whether their lengths come as offsets.
+        use_pdl: Hint.
+        decode_split_kv: Hint.
+        options: What quantised, paged and sparse blocks take; not served.
+    """
+
+    def __init__(
+        self,
+        sample_h: Any,
+        sample_w_qkvg: Any,
+        sample_w_q_norm: Any,
+        sample_w_k_norm: Any,
+        sample_cos: Any,
+        sample_sin: Any,
+        sample_w_o: Any,
+        sample_out: Any,
+        geometry: GatedAttentionBlockGeometry,
+        *,
+        return_lse: bool = False,
+        save_for_backward: bool = False,
+        seq_lens_present: bool = False,
+        inplace_qkv: bool | None = None,
+        fuse_norm_rope: bool = False,
+        fuse_gate: bool = False,
+        saved_gate_copy: bool = False,
+        thd: bool = False,
+        num_sequences: int | None = None,
+        max_seq_len: int | None = None,
+        cu_seqlens: bool = False,
+        use_pdl: bool | None = None,
+        decode_split_kv: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        del use_pdl, decode_split_kv
+        refuse_modes(options)
+        flags = {"return_lse": return_lse, "save_for_backward": save_for_backward, "thd": thd, "cu_seqlens": cu_seqlens}
+        for name, value in flags.items():
+            require_flag(value, name)
+        training = save_for_backward
+        rules = (
+            ("inplace_qkv", inplace_qkv is True and training, "None or False in training"),
+            ("fuse_norm_rope", fuse_norm_rope and training, "False in training"),
+            ("fuse_gate", fuse_gate and training, "False in training"),
+            ("fuse_norm_rope", fuse_norm_rope and inplace_qkv is False, "False where inplace_qkv is False"),
+            ("saved_gate_copy", saved_gate_copy and not training, "False without save_for_backward"),
+            ("seq_lens_present", seq_lens_present and thd, "False with thd, whose lengths are always there"),
+        )
+        for name, broken, wanted in rules:
+            if broken:
+                raise OptionError(name, got="True", wanted=wanted, remedy="leave it out")
+        samples = sample_h, sample_w_qkvg, sample_w_q_norm, sample_w_k_norm, sample_cos, sample_sin, sample_w_o
+        self._specs = [None if x is None else spec_of(x, n) for x, n in zip(samples, _SAMPLES, strict=True)]
+        self._out = spec_of(sample_out, "out")
+        self.geometry, self._form = geometry, lengths_form(thd, cu_seqlens)
+        self._lse, self._training, self._lengths, self._copies = return_lse, training, seq_lens_present, saved_gate_copy
+        self._packing = num_sequences, max_seq_len
+
+    def _validate(self) -> None:
+        h = self._specs[0]
+        assert h is not None
+        lengths = None
+        if self._form is not None:
+            check_packing(h.shape[-2], *self._packing)
+            lengths = lengths_spec(self._form, self._packing[0] or 1, h.device)
+        elif self._lengths:
+            lengths = lengths_spec(None, h.shape[0], h.device)
+        options = {"shape": frozen(self.geometry), "form": self._form, "training": self._training}
+        problem = FORWARD.bind(*self._specs, lengths, **options)
+        choose(FORWARD, problem)
+        outputs = problem.outputs
+        check_samples(problem, (self._out, *[None] * (len(outputs) - 1)))
+        self._options = tuple(options.items())
+
+    @classmethod
+    def serving_envelope(cls, geometry: GatedAttentionBlockGeometry, dtype: Any, device: Any, **options: Any) -> Any:
+        """What paged caches are served, which none are."""
+        raise NotYetSupportedError("serving_envelope", got="a call", wanted="a dense block", remedy="use execute")
+
+    def index_k_raw(self, workspace: Any) -> Any:
+        """The indexer's raw keys, of blocks that have an indexer, which are not served."""
+        raise NotYetSupportedError(
+            "index_k_raw", got="a call", wanted="a block with an indexer", remedy="use dense ones"
+        )
+
+    def execute(
+        self,
+        h: Any,
+        w_qkvg: Any,
+        w_q_norm: Any,
+        w_k_norm: Any,
+        cos: Any,
+        sin: Any,
+        w_o: Any,
+        out: Any,
+        workspace: Any,
+        seq_lens: Any = None,
+        lse: Any = None,
+        saved: SavedForBackward | None = None,
+        current_stream: Any = None,
+        **options: Any,
+    ) -> None:
+        """Write the output, and what was declared beside it.
+
+        Args:
+            h: Hidden states.
+            w_qkvg: The first weight.
+            w_q_norm: Weight of the queries' norm, or None.
+            w_k_norm: Weight of the keys' norm, or None.
+            cos: Cosines.
+            sin: Sines.
+            w_o: Output projection.
+            out: The output's buffer.
+            workspace: Not used.
+            seq_lens: Lengths, where they were declared.
+            lse: The log-sum-exp's buffer, where it was declared.
+            saved: The record whose arrays are filled, where it was declared.
+            current_stream: Launch stream for CUDA tensors.
+            options: What quantised, paged and sparse blocks take; not served.
+        """
+        self._require_compiled()
+        refuse_modes(options)
+        del workspace
+        operands = (h, w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o)
+        self._check_like(operands, seq_lens)
+        self._check_record(h, saved, seq_lens, lse)
+        results = call(FORWARD, (*operands, seq_lens), self._options, (), stream=current_stream)
+        deliver(results[:1], (out,), ("out",), stream=current_stream)
+        if lse is not None:
+            deliver(results[1:2], (lse,), ("lse",), stream=current_stream)
+        if saved is not None:
+            self._fill(saved, results[1:], current_stream)
+
+    def _check_like(self, operands: tuple[Any, ...], seq_lens: Any) -> None:
+        for x, spec, name in zip(operands, self._specs, _SAMPLES, strict=True):
+            found = None if x is None else spec_of(x, name)
+            if found is None or spec is None:
+                same = found is spec
+            else:
+                same = (found.shape, found.dtype, found.device) == (spec.shape, spec.dtype, spec.device)
+            if not same:
+                raise ShapeError(name, got=str(found), wanted=f"{spec}, as the sample", remedy="make another block")
+        if (seq_lens is not None) != (self._lengths or self._form is not None):
+            wanted = "None, as declared" if seq_lens is not None else "lengths, as declared"
+            raise OptionError("seq_lens", got="the opposite", wanted=wanted, remedy="declare what is passed")
+
+    def _check_record(self, h: Any, saved: Any, seq_lens: Any, lse: Any) -> None:
+        if (saved is not None) != self._training:
+            wanted = "a record in training" if self._training else "None without save_for_backward"
+            raise OptionError("saved", got="the opposite", wanted=wanted, remedy="declare what is passed")
+        if saved is None:
+            if (lse is not None) != self._lse:
+                raise OptionError("lse", got="the opposite", wanted="what return_lse declared", remedy="declare it")
+            return
+        require_record(saved)
+        rules = (
+            ("saved.h", saved.h is h, "the tensor passed as h"),
+            ("saved.seq_lens", saved.seq_lens is seq_lens, "the tensor passed as seq_lens"),
+            ("saved.seq_lens_form", saved.seq_lens_form == self._form, repr(self._form)),
+            ("lse", lse is None or lse is saved.lse, "None, or saved.lse"),
+            ("saved.proj_slab", (saved.proj_slab is None) == self._copies, "None exactly with saved_gate_copy"),
+            ("saved.gate", saved.gate is not None or not self._copies, "a buffer with saved_gate_copy"),
+            ("saved.rstd_q", (saved.rstd_q is None) != self.geometry.qk_norm, "None exactly without qk_norm"),
+            ("saved.rstd_k", (saved.rstd_k is None) != self.geometry.qk_norm, "None exactly without qk_norm"),
+        )
+        for name, holds, wanted in rules:
+            if not holds:
+                raise OptionError(name, got="something else", wanted=wanted, remedy="make the record for this call")
+
+    def _fill(self, saved: SavedForBackward, results: tuple[Any, ...], stream: Any) -> None:
+        lse, slab, o, *roots = results
+        pairs = [("lse", lse, saved.lse), ("o", o, saved.o)]
+        pairs += list(zip(("rstd_q", "rstd_k"), roots, (saved.rstd_q, saved.rstd_k), strict=False))
+        if saved.proj_slab is not None:
+            pairs.append(("proj_slab", slab.reshape(tuple(saved.proj_slab.shape)), saved.proj_slab))
+        else:
+            q, gate, k, _ = saved_slab_views(slab, self.geometry, *o.shape[:2])
+            copies = (("gate", gate, saved.gate), ("q_pre", q, saved.q_pre), ("k_pre", k, saved.k_pre))
+            pairs += [row for row in copies if row[2] is not None]
+        names, values, buffers = zip(*pairs, strict=True)
+        deliver(values, buffers, tuple(f"saved.{name}" for name in names), stream=stream)

@@ -1,0 +1,124 @@
+"""What both classes of the gated attention block share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.core.errors import NotCompiledError, NotYetSupportedError, OptionError, ShapeError
+from cudnn_fe.core.experimental import announce_experimental
+from cudnn_fe.core.tensor import TensorSpec
+
+__all__ = [
+    "KV_SOURCE_PAGED",
+    "KV_SOURCE_SELF",
+    "Block",
+    "check_packing",
+    "check_sample",
+    "lengths_spec",
+    "refuse_modes",
+]
+
+KV_SOURCE_SELF, KV_SOURCE_PAGED = "self", "paged"
+
+
+def lengths_spec(form: str | None, count: int, device: str) -> TensorSpec:
+    """Lengths of ``count`` sequences as a call gets them."""
+    rows = count + (form == "prefix")
+    return TensorSpec((rows,), (1,), dtype("int32"), device, 16, "seq_lens")
+
+
+def check_packing(tokens: int, num_sequences: int | None, max_seq_len: int | None) -> None:
+    """Raises OptionError unless so many sequences of such lengths may fill the tokens."""
+    for name, value, least in (("num_sequences", num_sequences, 1), ("max_seq_len", max_seq_len, 2)):
+        if not isinstance(value, int) or value < least:
+            raise OptionError(name, got=repr(value), wanted=f"an int of at least {least} with thd", remedy="pass it")
+    assert num_sequences is not None
+    assert max_seq_len is not None
+    if max_seq_len > tokens or num_sequences * max_seq_len < tokens:
+        raise OptionError(
+            "max_seq_len",
+            got=f"{max_seq_len} of {num_sequences} sequences",
+            wanted=f"at most {tokens} tokens, and enough for all of them",
+            remedy="pass the longest sequence",
+        )
+
+
+class Block:
+    """Lifecycle that both classes share."""
+
+    def __init__(self) -> None:
+        announce_experimental(type(self).__name__)
+        self._supported = self._compiled = False
+
+    def check_support(self) -> bool:
+        """Validate the samples; launches nothing.
+
+        Returns:
+            True.
+        """
+        if not self._supported:
+            self._validate()
+            self._supported = True
+        return True
+
+    def _validate(self) -> None:
+        raise NotImplementedError
+
+    def compile(self) -> None:
+        """Make the block ready; the second call does nothing."""
+        self.check_support()
+        self._compiled = True
+
+    def get_workspace_size(self) -> int:
+        """Bytes of the workspace that ``execute`` takes: none.
+
+        Raises:
+            NotCompiledError: Before ``compile``.
+        """
+        self._require_compiled()
+        return 0
+
+    def _require_compiled(self) -> None:
+        if not self._compiled:
+            name = type(self).__name__
+            raise NotCompiledError(name, got="a call before compile", wanted="a block", remedy=f"call {name}.compile()")
+
+    def update_quant_scales(self, spec: Any, *, current_stream: Any = None) -> None:
+        """Change the factors of a quantised block, which none is."""
+        raise OptionError("spec", got=type(spec).__qualname__, wanted="a quantised block", remedy="make one with quant")
+
+
+def check_sample(found: TensorSpec, spec: TensorSpec) -> None:
+    """Raises ShapeError unless a tensor is like its sample."""
+    if (found.shape, found.dtype, found.device) != (spec.shape, spec.dtype, spec.device):
+        raise ShapeError(
+            spec.name,
+            got=f"{found.shape} {found.dtype} on {found.device}",
+            wanted=f"{spec.shape} {spec.dtype} on {spec.device}, as the sample",
+            remedy="make another block",
+        )
+
+
+_MODES_OF_OTHERS = (
+    "quant sample_h_sf sample_w_qkvg_sf sample_w_o_sf paged_kv_page_size kv_source token_capacity sample_k_cache "
+    "sample_v_cache sample_block_table max_kv_len fuse_cache_write fuse_prepare kv_cache_dtype decode_route_policy "
+    "decode_q_tile_max fuse_norm_rope_small_m fuse_cache_write_small_m sample_index_kv_cache "
+    "sample_index_state_cache sample_index_state_block_table index_state_slot_mapping_present index_commit_present "
+    "rope_position_tables_only h_sf w_qkvg_sf w_o_sf block_ids block_lens k_cache v_cache block_table kv_lens "
+    "slot_mapping index_k_raw num_tokens_live k_scale v_scale w_iq_norm w_ik_norm index_k_compressed block_ids_out "
+    "block_lens_out index_kv_cache index_state_cache index_state_block_table index_state_slot_mapping cos_pos sin_pos "
+    "n_commit scale_dp scale_dy scale_do scale_dqkvg h_t h_t_sf w_qkvg_t w_qkvg_t_sf w_o_t w_o_t_sf"
+)
+_MODES = frozenset(_MODES_OF_OTHERS.split())
+
+
+def refuse_modes(options: dict[str, Any]) -> None:
+    """Raises for parameters of blocks that are not served, unless they say that the block is none of these."""
+    for name, value in options.items():
+        if name not in _MODES:
+            raise TypeError(f"unexpected keyword argument {name!r}")
+        if not (value is None or (isinstance(value, bool | int | str) and value in (False, 0, KV_SOURCE_SELF))):
+            raise NotYetSupportedError(
+                name, got=repr(value)[:80], wanted="its default", remedy="use a dense block of float16 or bfloat16"
+            )

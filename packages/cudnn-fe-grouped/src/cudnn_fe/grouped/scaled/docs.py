@@ -73,3 +73,12 @@ wide_x, wide_w = (dequantize(q.codes, q.scales, MXFP8_E4M3) for q in (qx, qw))  
 ends, ones = np.array([2, 5], np.int32), np.ones(5, np.float32)
 scale, norm = np.ones(2, np.float32), np.ones(1, np.float32)
 """
+NVFP4_OPERANDS = (
+    EXAMPLE_OPERANDS.replace("MXFP8_E4M3", "NVFP4")
+    .replace(
+        'from_codes(qx.codes, "float8_e4m3fn"), from_codes(qw.codes, "float8_e4m3fn")',
+        "pack_fp4(qx.codes), pack_fp4(qw.codes)",
+    )
+    .replace("float8_e8m0fnu", "float8_e4m3fn")
+    .replace("import from_codes", "import from_codes, pack_fp4")
+)

@@ -91,7 +91,8 @@ def test_hopper_alone_runs_the_hopper_main_loop() -> None:
     x, table = torch.zeros(71, 97, dtype=torch.bfloat16), torch.zeros(71, 64, dtype=torch.bfloat16)
     odd = bound(FORWARD, [x, torch.zeros(192, 97, dtype=torch.bfloat16), table, table, None, None], w_out_in=True)
     assert FORWARD.kernels[0].refuse(odd, CHIPS["sm_90a"]) == "x's address or rows are not multiples of 16 bytes"
-    assert FORWARD.kernels[1].specialise(odd, CHIPS["sm_90a"]).gemm.alignment == 2
+    spec: Any = FORWARD.kernels[1].specialise(odd, CHIPS["sm_90a"])
+    assert spec.gemm.alignment == 2
 
 
 def test_scratch() -> None:

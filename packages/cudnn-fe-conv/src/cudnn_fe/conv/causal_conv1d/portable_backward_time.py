@@ -72,10 +72,10 @@ class TimeBackward(TimeWalk):
         cursor = Cursor(spec.packed, t.offsets, row, t.x.shape[spec.layout.index("T")])
         carried = registers(spec, width - 1)
         for k in cutlass.range_constexpr(width - 1):
-            token = stop + (lane + 1 + k // count - spec.lanes) * count + k % count
-            if token >= stop and token < cursor.time and stop > first:
-                seek(cursor, token)
-                dz_k = token_slope(spec, t, taps, shift, cursor.sequence, row, channel, token, token - cursor.start)
+            beyond = stop + (lane + 1 + k // count - spec.lanes) * count + k % count
+            if beyond >= stop and beyond < cursor.time and stop > first:
+                seek(cursor, beyond)
+                dz_k = token_slope(spec, t, taps, shift, cursor.sequence, row, channel, beyond, beyond - cursor.start)
                 fill(carried, k, [dz_k])
         seek(cursor, cutlass.max(cutlass.min(last, cursor.time - 1), Int32(0)))
         sums = registers(spec, width + 1)

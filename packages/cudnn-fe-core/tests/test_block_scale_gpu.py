@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -22,8 +21,8 @@ from cudnn_fe.core.block_scale import (
 pytestmark = pytest.mark.gpu
 
 FORMATS = {**BLOCK_FORMATS, "fp4_e8m0_16": block_format("uint8", "int8", 16)}
-# One block; extents that no access, block, tile or atom divides; several tiles and atoms both ways.
-SHAPES = [(1, 2, 2), (2, 70, 90), (3, 34, 264), (1, 300, 1000), (1, 258, 4096)]
+# Extents that no access, block, tile or atom divides; several tiles and atoms both ways.
+SHAPES = [(2, 70, 90), (1, 258, 1000)]
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 3e38, -1e-45, 2.0**-127, 448 * 2.0**-127)
 
 
@@ -49,11 +48,17 @@ def poisoned() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("packed", [True, False])
-def test_bytes(name: str, dtype: torch.dtype, packed: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "packed", "norm", "kind"),
+    [
+        (torch.float32, False, 0.37, "float32"),
+        (torch.bfloat16, True, None, "bfloat16"),
+        (torch.float16, True, 0.37, "float16"),
+    ],
+)
+def test_bytes(name: str, dtype: torch.dtype, packed: bool, norm: float | None, kind: str) -> None:
     format = FORMATS[name]
-    for shape, norm in product(SHAPES, (None, 0.37)):
+    for shape in SHAPES:
         x = source(shape, dtype)
         factor = None if norm is None else torch.tensor([norm])
         options: dict[str, Any] = {
@@ -64,17 +69,17 @@ def test_bytes(name: str, dtype: torch.dtype, packed: bool) -> None:
         on_gpu = None if factor is None else factor.cuda()
         got = block_scale_quantize(x.cuda(), format, norm=on_gpu, backend="portable", **options)
         for key in ("row_codes", "row_scales", "column_codes", "column_scales"):
-            assert torch.equal(raw(got[key]), raw(wanted[key])), (shape, norm, key)
+            assert torch.equal(raw(got[key]), raw(wanted[key])), (shape, key)
         assert torch.equal(got["amax"].cpu().nan_to_num(), wanted["amax"].nan_to_num())
         assert bool(got["amax"].isnan()) == bool(wanted["amax"].isnan())
-        for prefix, kind in product(("row", "column"), ("float32", "bfloat16")):
+        for prefix in ("row", "column"):
             codes, scales = wanted[f"{prefix}_codes"], wanted[f"{prefix}_scales"]
             how: dict[str, Any] = {"direction": f"{prefix}s", "packed": packed, "dtype": kind}
             numbers = block_scale_dequantize(codes, scales, format, **how)
             back = block_scale_dequantize(codes.cuda(), scales.cuda(), format, backend="portable", **how).cpu()
             nan = numbers.isnan()
             assert torch.equal(back.isnan(), nan)
-            assert torch.equal(raw(back.masked_fill(nan, 0)), raw(numbers.masked_fill(nan, 0))), (shape, prefix, kind)
+            assert torch.equal(raw(back.masked_fill(nan, 0)), raw(numbers.masked_fill(nan, 0))), (shape, prefix)
 
 
 @pytest.mark.parametrize("recipe", ["power_of_two", "converter"])

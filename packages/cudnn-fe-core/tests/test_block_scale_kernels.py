@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cudnn_fe.core.block_scale.dequantizer.op import DequantizeSpec
-from cudnn_fe.core.block_scale.quantizer.op import QuantizeSpec
+from cudnn_fe.core.block_scale.dequantizer.spec import DequantizeSpec
+from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.targets import PORTABLE_TARGETS
 from cudnn_fe.core.toolchain import missing_toolchain
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(missing_toolchain() is not None, reason=f"no ker
 
 FOLDER = "cudnn_fe.core.block_scale"
 BOTH = QuantizeSpec(
-    "bfloat16", "float8_e4m3fn", "float8_e8m0fnu", 32, "epilogue", "epilogue_columns", packed=True,
+    "bfloat16", "float8_e4m3fn", "float8_e8m0fnu", 32, "epilogue", 1 / 448, "epilogue_columns", 1 / 448, packed=True,
     codes_dtype="float8_e4m3fn", scales_rank=6, norm_rank=1, amax=True, x_access=8, out_access=8, arch="sm_90a",
 )  # fmt: skip
 NVFP4 = replace(

@@ -22,6 +22,7 @@ from cudnn_fe.grouped import (
 from cudnn_fe.grouped.dglu.op import BACKWARD
 from cudnn_fe.grouped.glu import grouped_gemm_glu_jax_forward
 from cudnn_fe.grouped.glu.op import FORWARD as GLU
+from cudnn_fe.grouped.glu_gradient import glu_gradient
 from cudnn_fe.grouped.unfused.op import FORWARD as UNFUSED
 from cudnn_fe.grouped.wgrad.op import WGRAD
 from cudnn_fe_testkit.compare import gemm_tolerance
@@ -241,6 +242,31 @@ def test_the_activation_again(backend: str) -> None:
     wanted = activated(c[: case.end].double(), "geglu") * case.prob[: case.end, None].double()
     assert case.worst(again, wanted) <= UNIT + DERIVATIVE
     assert bool((again[case.end :] == 7).all())
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("act", ["swiglu", "geglu"])
+def test_the_activations_gradient_row_by_row(act: str, shift: int) -> None:
+    """The kernel that the fused forward's derivative uses, with wide and with single accesses."""
+    case = Case(*LARGE["many experts"])
+    raw = random(case.m * N + shift, kind=torch.float32, seed=7, scale=3)
+    c, dd, dc = raw[shift:].view(case.m, N), random(case.m, N // 2, seed=8), random(case.m, N, seed=9)
+    for x in (c, dd, dc):
+        x[case.end :] = float("nan")
+    offset = 1.0 if act == "geglu" else 0.0
+    ds, dprob = glu_gradient(
+        c, dd, case.ends, case.prob, case.alpha, dc, act_func=act, linear_offset=offset, kind="float32"
+    )
+    pre = c[: case.end].double().requires_grad_()
+    value, outer = activated(pre, act), dd[: case.end].double()
+    (wanted,) = torch.autograd.grad((value * outer * case.prob[: case.end, None].double()).sum(), pre)
+    wanted = (wanted + dc[: case.end].double()) * case.alpha.double()[case.owner, None]
+    assert case.worst(ds, wanted) <= DERIVATIVE
+    terms = value.detach() * outer
+    error = (dprob[: case.end].double() - terms.sum(1)).abs()
+    assert bool((error <= DERIVATIVE * terms.norm(dim=1) + 2.0**-22 * terms.abs().sum(1)).all())
+    assert not bool(ds[case.end :].any())
+    assert not bool(dprob[case.end :].any())
 
 
 @pytest.mark.parametrize("backend", [kernel.backend for kernel in WGRAD.kernels])

@@ -61,6 +61,18 @@ def test_rows(op: str, who: list[str], rival: str, tmp_path: Path) -> None:
     assert (tmp_path / "again.json").read_text() == path.read_text()
 
 
+def test_rivals_that_the_host_times_are_compared_among_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    code, text = bench("grouped_gemm_forward", "--model", "even", "--json", str(path))
+    assert code == 0, text
+    rows = {row.who: row for row in load_rows(path)}
+    pairs = {"cudnn-fe (reference)": "torch, expert by expert", "cudnn-fe in JAX (reference)": "jax.lax.ragged_dot"}
+    assert set(rows) == {*pairs, *pairs.values()}
+    for ours, rival in pairs.items():
+        assert rows[ours].rival == rows[rival].rival == rival
+        assert rows[rival].ratio_to_rival == 1
+
+
 def test_a_legacy_name_means_the_op() -> None:
     code, text = bench("gemm_swiglu_wrapper_sm100", "--m", "8", "--model", "small")
     assert code == 0

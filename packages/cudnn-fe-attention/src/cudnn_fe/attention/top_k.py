@@ -37,16 +37,21 @@ def best_first(xp: Any, scores: Any, valid: Any, count: int, order: Any = None) 
         order: What is largest, where it is not the score: integers as of `float_order`.
     """
     width = scores.shape[-1]
-    low = xp.full_like(scores, float("-inf"))
-    keys = -scores if order is None else ~order
     if width < count:
-        filler = xp.zeros_like(xp.broadcast_to(low[..., :1], (*low.shape[:-1], count - width)))
+        filler = xp.zeros_like(xp.broadcast_to(scores[..., :1], (*scores.shape[:-1], count - width)))
         scores, valid = xp.concat((scores, filler), axis=-1), xp.concat((valid, filler > 0), axis=-1)
-        keys = xp.concat((keys, xp.astype(filler, keys.dtype)), axis=-1)
-    # Two stable sorts: by score, then those that count before those that do not.
-    ranks = xp.argsort(keys, axis=-1, stable=True)
-    counted = along_last(xp, valid, ranks)
-    ranks = along_last(xp, ranks, xp.argsort(xp.astype(~counted, xp.int32), axis=-1, stable=True))[..., :count]
+        if order is not None:
+            order = xp.concat((order, xp.astype(filler, order.dtype)), axis=-1)
+    if order is None:
+        # Two stable sorts: by score, then those that count before those that do not.
+        ranks = xp.argsort(-scores, axis=-1, stable=True)
+        counted = along_last(xp, valid, ranks)
+        ranks = along_last(xp, ranks, xp.argsort(xp.astype(~counted, xp.int32), axis=-1, stable=True))[..., :count]
+    else:
+        # One, with what does not count beyond all that does; only the two lowest NaN become equals.
+        last = 2**63 - 1 if order.dtype == xp.int64 else 2**31 - 1
+        keys = xp.where(valid, xp.clip(~order, -last - 1, last - 1), xp.full_like(order, last))
+        ranks = xp.argsort(keys, axis=-1, stable=True)[..., :count]
     kept, values = along_last(xp, valid, ranks), along_last(xp, scores, ranks)
     return (
         xp.where(kept, values, xp.full_like(values, float("-inf"))),

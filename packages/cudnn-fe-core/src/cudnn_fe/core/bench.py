@@ -19,6 +19,7 @@ class Entrant:
         exact: The definition's results for set 0, to check ``run`` against before it is timed.
         does: ``"op"``, or what part of it.
         ours: Whether it is this project's.
+        on_host: Whether it waits for its results and is timed by the host's clock, against its like alone.
     """
 
     who: str
@@ -26,6 +27,7 @@ class Entrant:
     exact: Callable[[], Sequence[Any]]
     does: str = "op"
     ours: bool = False
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudnn_fe.core.choose import choose
-from cudnn_fe.core.class_launch import Launch, cuda_launch, flat, free_launch, reference_launch, repeated
-from cudnn_fe.core.compile import compiled
-from cudnn_fe.core.device import cuda_device_count, device
+from cudnn_fe.core.class_launch import (
+    Launch,
+    cuda_launch,
+    flat,
+    free_launch,
+    kernel_or_plan,
+    reference_launch,
+    repeated,
+)
+from cudnn_fe.core.device import cuda_device_count
 from cudnn_fe.core.errors import (
     AlignmentError,
     DeviceError,
@@ -89,10 +96,9 @@ class OpClass:
         if self._free is not None:
             launch = free_launch(self.op, self._problem, self._outputs, self._free)
         elif self._problem.device.startswith("cuda"):
-            choice = choose(self.op, self._problem)
-            if choice.kernel is not None:
-                function = compiled(choice.kernel.module, choice.spec, device(self._problem.device).arch)
-            launch = cuda_launch(self.op, self._problem, function, specs, wanted)
+            way = kernel_or_plan(self.op, self._problem, wanted)
+            function = way if callable(way) else None
+            launch = cuda_launch(self.op, self._problem, way, specs, wanted)
         else:
             launch = reference_launch(self.op, self._problem, specs, wanted)
         arrange = type(self)._arrange

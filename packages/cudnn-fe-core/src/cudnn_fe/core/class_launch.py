@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
@@ -16,6 +16,9 @@ from cudnn_fe.core.frameworks import common_framework
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.streams import torch_stream
 from cudnn_fe.core.tensor import TensorSpec, pointer_of, refuse_overlap, spec_of
+
+if TYPE_CHECKING:
+    from cudnn_fe.core.torch import TorchPlan
 
 __all__ = ["Launch", "cuda_launch", "flat", "free_launch", "reference_launch", "repeated"]
 
@@ -65,8 +68,28 @@ def _present(inputs: tuple[Any, ...], specs: list[TensorSpec], outputs: tuple[An
     return tensors
 
 
+def kernel_or_plan(op: Op, problem: Problem, wanted: tuple[bool, ...]) -> Launch | TorchPlan | None:
+    """What serves a class on a GPU: the compiled function, or None where that is the reference.
+
+    It is a plan where the kernel writes to more than the caller's buffers: scratch, results that nobody wants, results
+    that are folded into what the buffers hold. A plan allocates these at each call.
+    """
+    choice = choose(op, problem)
+    if choice.kernel is None:
+        return None
+    if choice.kernel.scratch or problem.accumulates or not all(wanted):
+        from cudnn_fe.core.torch import TorchPlan  # torch is what it allocates with
+
+        return TorchPlan(op, problem, None)
+    return compiled(choice.kernel.module, choice.spec, device(problem.device).arch)
+
+
 def cuda_launch(
-    op: Op, problem: Problem, function: Launch | None, specs: list[TensorSpec], wanted: tuple[bool, ...]
+    op: Op,
+    problem: Problem,
+    way: Launch | TorchPlan | None,
+    specs: list[TensorSpec],
+    wanted: tuple[bool, ...],
 ) -> Launch:
     """Launch on torch tensors, or on anything else with DLPack, after checks against the samples."""
     import torch  # TVM-FFI takes its stream from torch
@@ -83,11 +106,18 @@ def cuda_launch(
         _check_overlap(tensors, specs, input_count)
 
     def start(tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> None:
-        if function is None:
+        if way is None:
             _torch_reference(op, problem, tensors[:input_count], tensors[input_count:], scalars, wanted)
-            return
-        with torch.cuda.device(index):
-            function(*tensors, *scalars)
+        elif callable(way):
+            with torch.cuda.device(index):
+                way(*tensors, *scalars)
+        else:
+            given = iter(tensors)
+            operands = tuple([None if spec is None else next(given) for spec in problem.inputs])
+            outs = tuple([next(given) if there else None for there in wanted])
+            outputs = way.place(operands, outs)
+            way.run(operands, outputs, scalars)
+            way.fold(operands, outputs, outs)
 
     def launch(inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...], stream: Any) -> None:
         tensors = _present(inputs, specs, outputs)

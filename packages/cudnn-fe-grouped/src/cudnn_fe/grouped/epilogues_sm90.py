@@ -20,8 +20,8 @@ class Factors(NamedTuple):
 
     Attributes:
         alpha: (L,) scales of the experts.
-        rows: (M,) gates of the rows, empty tuple without.
-        bias: (N, L), empty tuple without.
+        prob: (M,) gates of the rows; an empty tuple without.
+        bias: (N, L); an empty tuple without.
         offset: GeGLU's offset of up; 0 elsewhere.
     """
 

@@ -38,18 +38,14 @@ def written(spec: RowsSpec) -> tuple[str, ...]:
 def fake_forward(spec: RowsSpec) -> tuple[Any, ...]:
     """Stand-ins for rows, weights, ends, alpha, prob and bias where there are, and the outputs."""
     gemm = spec.gemm
-    bias = (
-        ()
-        if spec.bias_dtype is None
-        else (fake_tensor(spec.bias_dtype, -1, rank=2, alignment=dtype(spec.bias_dtype).itemsize),)
-    )
+    bias = [] if spec.bias_dtype is None else [spec.bias_dtype]
     return (
         fake_tensor(gemm.a_dtype, 1, rank=2),
         fake_weights(spec),
         fake_vector("int32"),
         fake_vector("float32"),
         *((fake_vector("float32"),) if spec.prob else ()),
-        *bias,
+        *(fake_tensor(kind, -1, rank=2, alignment=dtype(kind).itemsize) for kind in bias),
         *(fake_tensor(kind, 1, rank=2) for kind in gemm.out_dtypes),
     )
 

@@ -77,16 +77,19 @@ def linear_gradients(
     needed: tuple[bool, ...],
     backend: str | None,
     form: Options,
+    scaled: Any = None,
 ) -> tuple[Any, Any, Any]:
     """``(dA, dB, dalpha)`` of ``alpha * (A @ B)`` from float32 ``ds`` (M, N); None where not needed.
 
     Weights behind addresses get none: `grouped_gemm_wgrad_forward` gives theirs.
 
-    ``alpha * ds`` is rounded to the operands' dtype: what the tensor cores multiply.
+    ``alpha * ds`` is rounded to the operands' dtype: what the tensor cores multiply. Where it is given as ``scaled``,
+    and alpha's gradient is not needed, ``ds`` may be None.
     """
     a, b, offsets, alpha = operands
     kind = dtype(a.dtype).name
-    scaled = contiguous(astype(ds * of_rows(xp, groups, alpha)[:, None], kind))
+    if scaled is None:
+        scaled = contiguous(astype(ds * of_rows(xp, groups, alpha)[:, None], kind))
     transposed, turned = _transposed(a, b, form)  # dA[m,k] = sum_n dS[m,n] B[n,k] contracts over N
     ones = xp.ones_like(alpha)
     da = db = dalpha = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,16 @@ from cudnn_fe.grouped.wgrad import grouped_gemm_wgrad_forward
 __all__ = ["glu", "unfused", "wgrad"]
 
 ROUNDINGS = 2.0**-7  # of bfloat16: of the result, and of what a rival keeps on the way
-Way = tuple[str, str, Callable[..., Sequence[Tensor]]]  # who, does what, how
+
+
+class Way(NamedTuple):
+    """Who computes a case, what part of it, and how; the rest as in `Entrant`."""
+
+    who: str
+    does: str
+    run: Callable[..., Sequence[Tensor]]
+    ours: bool = False
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,7 @@ def _cases(
     layers: Sequence[_Layer],
     make: Callable[[_Layer, str, Tensor], tuple[Any, ...]],
     ours: Callable[..., Sequence[Tensor]],
-    ways: Callable[[str, list[int]], Sequence[Way]],
+    ways: Callable[[str, list[int], str | None], Sequence[Way]],
     written: Callable[[_Layer], int],
 ) -> list[MemoryCase]:
     """Each layer with even and uneven routing.
@@ -70,7 +80,7 @@ def _cases(
         layers: The weights.
         make: A set of operands of a layer on a device, with given ends.
         ours: This project's call on them, by a backend.
-        ways: The rivals on a device; a host may know the ends.
+        ways: The others on a device, this project's by a backend; a host may know the ends.
         written: Elements of the results.
     """
 
@@ -86,12 +96,12 @@ def _cases(
                 return ours(*operands[0], "reference")
 
             def entrant(way: Way) -> Entrant:
-                who, does, run = way
-                defined = exact if does == "op" else lambda: run(*operands[0])
-                return Entrant(who, lambda index: run(*operands[index]), defined, does)
+                defined = exact if way.does == "op" else lambda: way.run(*operands[0])
+                run = way.run
+                return Entrant(way.who, lambda index: run(*operands[index]), defined, way.does, way.ours, way.on_host)
 
             first = Entrant("cudnn-fe", lambda index: ours(*operands[index], backend), exact, ours=True)
-            return [first, *map(entrant, ways(place, ends))]
+            return [first, *map(entrant, ways(place, ends, backend))]
 
         elements = layer.rows * layer.k + layer.experts * layer.n * layer.k + written(layer)
         flops = 2 * layer.rows * layer.n * layer.k
@@ -133,9 +143,16 @@ def unfused(cuda: bool) -> list[MemoryCase]:
     def ours(a: Tensor, ends: Tensor, alpha: Tensor, b: Tensor, prob: Tensor, backend: str | None) -> Sequence[Tensor]:
         return (grouped_gemm_forward(a, ends, alpha, b, prob_tensor=prob, backend=backend)["d_tensor"],)
 
-    def ways(place: str, ends: list[int]) -> list[Way]:
+    def ways(place: str, ends: list[int], backend: str | None) -> list[Way]:
         who, product = _torch_product(place, ends)
-        return [(who, "op", lambda a, ends, alpha, b, prob: (product(a, ends, b),))]
+        found = [Way(who, "op", lambda a, ends, alpha, b, prob: (product(a, ends, b),))]
+        if find_spec("jax") is None:
+            return found
+        from cudnn_fe.grouped.jax_bench import products  # JAX is installed
+
+        in_jax, ragged_dot = products(backend)
+        found.append(Way("cudnn-fe in JAX", "op", in_jax, ours=True, on_host=True))
+        return [*found, Way("jax.lax.ragged_dot", "op", ragged_dot, on_host=True)]
 
     layers = (*_GATE_AND_UP, *_DOWN) if cuda else _SMALL
     return _cases(layers, _rows, ours, ways, lambda layer: layer.rows * layer.n)
@@ -160,13 +177,13 @@ def glu(cuda: bool) -> list[MemoryCase]:
     def alone(a: Tensor, ends: Tensor, alpha: Tensor, b: Tensor, prob: Tensor) -> Sequence[Tensor]:
         return (grouped_gemm_forward(a, ends, alpha, b, prob_tensor=prob)["d_tensor"],)
 
-    def ways(place: str, ends: list[int]) -> list[Way]:
+    def ways(place: str, ends: list[int], _: str | None) -> list[Way]:
         who, product = _torch_product(place, ends)
         activate = _compiled_swiglu() if place == "cuda" else _swiglu  # a CPU needs a C++ compiler for it, and minutes
-        found: list[Way] = [(f"{who} + SwiGLU", "op", lambda a, ends, alpha, b, prob: (activate(product(a, ends, b)),))]
+        found = [Way(f"{who} + SwiGLU", "op", lambda a, ends, alpha, b, prob: (activate(product(a, ends, b)),))]
         if place == "cuda":
-            found.append((who, "GEMM alone", lambda a, ends, alpha, b, prob: (product(a, ends, b),)))
-            found.append(("cudnn-fe unfused", "GEMM alone", alone))
+            found.append(Way(who, "GEMM alone", lambda a, ends, alpha, b, prob: (product(a, ends, b),)))
+            found.append(Way("cudnn-fe unfused", "GEMM alone", alone))
         return found
 
     layers = _GATE_AND_UP if cuda else _SMALL
@@ -186,12 +203,14 @@ def wgrad(cuda: bool) -> list[MemoryCase]:
     def product(dy: Tensor, x: Tensor, ends: Tensor) -> Sequence[Tensor]:
         return (torch._grouped_mm(dy.T, x, offs=ends),)
 
-    def ways(place: str, ends: list[int]) -> list[Way]:
+    def ways(place: str, ends: list[int], _: str | None) -> list[Way]:
         def loop(dy: Tensor, x: Tensor, _: Tensor) -> Sequence[Tensor]:
             begins = [0, *ends[:-1]]
             return (torch.stack([dy[i:j].T @ x[i:j] for i, j in zip(begins, ends, strict=True)]),)
 
-        return [("torch._grouped_mm", "op", product) if place == "cuda" else ("torch, expert by expert", "op", loop)]
+        if place == "cuda":
+            return [Way("torch._grouped_mm", "op", product)]
+        return [Way("torch, expert by expert", "op", loop)]
 
     layers = (*_GATE_AND_UP, *_DOWN) if cuda else _SMALL
     return _cases(layers, make, ours, ways, lambda layer: layer.rows * layer.n)

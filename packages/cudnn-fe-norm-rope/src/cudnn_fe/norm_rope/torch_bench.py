@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cudnn_fe.core.bench import Entrant, MemoryCase
+from cudnn_fe.core.bench import MemoryCase
+from cudnn_fe.core.torch_bench import ONE_ROUNDING, Rival, compiled_and_eager, normal, operand_case, results_of
 from cudnn_fe.norm_rope import (
     engram_gate_saved_backward,
     engram_gate_saved_forward,
@@ -39,20 +39,8 @@ __all__ = [
 
 Operands = tuple[Any, ...]
 Make = Callable[[str], Operands]
-Rival = tuple[str, str, Callable[..., Any], Callable[..., Any]]
 EPS = 1e-6
-ONE_ROUNDING = 2.0**-8  # of bfloat16, twice: kernels sum in another order, rivals in other intermediate steps
 _SMALL = 64  # rows on a CPU
-
-
-def _normal(place: str, *shape: int, kind: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(shape, device=place, dtype=torch.float32).to(kind)
-
-
-def _results(found: Any) -> Sequence[Tensor]:
-    if isinstance(found, Tensor):
-        return (found,)
-    return [x for x in (found.values() if isinstance(found, dict) else found) if x is not None]
 
 
 def _case(
@@ -66,34 +54,8 @@ def _case(
     allowed: float = ONE_ROUNDING,
 ) -> MemoryCase:
     """A case of operands ``make(place)``, which ``ours(*operands, backend=...)`` and ``rival(*operands)`` take."""
-
-    def entrants(place: str, sets: int, backend: str | None) -> list[Entrant]:
-        torch.manual_seed(shape[-1])
-        operands = [make(place) for _ in range(sets)]
-
-        def exact() -> Sequence[Tensor]:
-            copies = [x.clone() if isinstance(x, Tensor) and x.is_contiguous() else x for x in operands[0]]
-            return _results(ours(*copies, backend="reference"))
-
-        def entrant(who: str, function: Callable[..., Any], **more: Any) -> Entrant:
-            return Entrant(who, lambda index: _results(function(*operands[index])), **{"exact": exact, **more})
-
-        found = [entrant("cudnn-fe", partial(ours, backend=backend), ours=True)]
-        if rival is not None:
-            if place == "cuda":  # on a CPU it needs a C++ compiler, and minutes
-                found.append(entrant("torch.compile", torch_rivals.compiled(rival)))
-            found.append(entrant("torch eager", rival))
-        for who, does, function, defined in others:
-            if place == "cuda" and importlib.util.find_spec({"QuACK": "quack", "Liger": "liger_kernel"}[who]):
-                of_part = partial(_defined, defined, operands)
-                found.append(entrant(who, function, exact=of_part, does=does))
-        return found
-
-    return MemoryCase(name, shape, "bfloat16", int(nbytes), allowed, entrants)
-
-
-def _defined(function: Callable[..., Any], operands: list[Operands]) -> Sequence[Tensor]:
-    return _results(function(*operands[0]))
+    rivals = (() if rival is None else compiled_and_eager(rival)) + others
+    return operand_case(name, shape, nbytes, make, ours, rivals, allowed=allowed)
 
 
 def _norm_alone() -> tuple[Rival, Rival]:
@@ -109,7 +71,7 @@ def _norm_alone() -> tuple[Rival, Rival]:
     def defined(x: Tensor, w: Tensor) -> Tensor:
         return torch.nn.functional.rms_norm(x.float(), x.shape[1:], w.float(), EPS)
 
-    return ("QuACK", "RMSNorm alone", quack, defined), ("Liger", "RMSNorm alone", liger, defined)
+    return _alone("RMSNorm alone", quack, liger, defined)
 
 
 def _layer_norm_alone() -> tuple[Rival, Rival]:
@@ -122,7 +84,13 @@ def _layer_norm_alone() -> tuple[Rival, Rival]:
     def defined(x: Tensor, u: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return torch.nn.functional.layer_norm(x.float(), x.shape[1:], w.float(), b.float(), EPS)
 
-    return ("QuACK", "LayerNorm alone", quack, defined), ("Liger", "LayerNorm alone", liger, defined)
+    return _alone("LayerNorm alone", quack, liger, defined)
+
+
+def _alone(
+    does: str, quack: Callable[..., Any], liger: Callable[..., Any], defined: Callable[..., Any]
+) -> tuple[Rival, Rival]:
+    return Rival("QuACK", quack, does, defined, "quack"), Rival("Liger", liger, does, defined, "liger_kernel")
 
 
 _ROWS = (
@@ -150,7 +118,7 @@ def rht_amax(cuda: bool) -> list[MemoryCase]:
             return torch_rivals.rht_amax(x, w, EPS, 8)
 
         def make(place: str, rows: int = rows, columns: int = columns) -> Operands:
-            return _normal(place, rows, columns), _normal(place, columns)
+            return normal(place, rows, columns), normal(place, columns)
 
         cases.append(_case(name, (rows, columns), 4 * rows * columns, make, ours, rival, *_norm_alone()))
     return cases
@@ -168,7 +136,7 @@ def rms_silu(cuda: bool) -> list[MemoryCase]:
                 return rmsnorm_silu_forward(x, w, EPS, out_dtype=kind, backend=backend)
 
             def make(place: str, rows: int = rows, columns: int = columns) -> Operands:
-                return _normal(place, rows, columns), _normal(place, columns)
+                return normal(place, rows, columns), normal(place, columns)
 
             full = f"{name}, {kind}"
             rival = partial(torch_rivals.rms_silu, eps=EPS, kind=kind)
@@ -189,7 +157,7 @@ def tail_rope(cuda: bool) -> list[MemoryCase]:
 
         def make(place: str, shape: tuple[int, ...] = shape) -> Operands:
             angles = torch.randn(shape[0], 32, device=place)
-            return _normal(place, *shape), angles.cos(), angles.sin()
+            return normal(place, *shape), angles.cos(), angles.sin()
 
         nbytes = 4 * torch.Size(shape).numel() + 256 * shape[0]
         cases.append(_case(name, shape, nbytes, make, tail_rope_forward, torch_rivals.tail))
@@ -225,7 +193,7 @@ def rope_qdq(cuda: bool) -> list[MemoryCase]:
         def make(place: str, shape: tuple[int, ...] = shape) -> Operands:
             angles = torch.randn(8192, 32, device=place)
             positions = torch.randint(0, 8192, (shape[0],), device=place, dtype=torch.int32)
-            return _normal(place, *shape), torch.cat((angles.cos(), angles.sin()), 1), positions
+            return normal(place, *shape), torch.cat((angles.cos(), angles.sin()), 1), positions
 
         nbytes = 4 * torch.Size(shape).numel() + 4 * shape[0]
         rival = partial(torch_rivals.qdq, kind=kind, group=group, scale_format=scale)
@@ -240,7 +208,7 @@ def vision_rope(cuda: bool) -> list[MemoryCase]:
     for tokens in (8192, 8649, 65536) if cuda else (_SMALL,):
 
         def make(place: str, tokens: int = tokens) -> Operands:
-            q, v, k = (_normal(place, *shape) for shape in ((16, tokens, 64), (16, tokens, 64), (16, 64, tokens)))
+            q, v, k = (normal(place, *shape) for shape in ((16, tokens, 64), (16, tokens, 64), (16, 64, tokens)))
             angles = torch.randn(tokens, 1, 32, device=place)
             return q.permute(1, 0, 2), k.permute(2, 0, 1), v.permute(1, 0, 2), angles.cos(), angles.sin()
 
@@ -253,7 +221,7 @@ def vision_rope(cuda: bool) -> list[MemoryCase]:
 
 def _gate_operands(place: str, tokens: int) -> Operands:
     weight = torch.randn(4, 5120, device=place)
-    return _normal(place, tokens, 4, 5120), _normal(place, tokens, 25600), weight
+    return normal(place, tokens, 4, 5120), normal(place, tokens, 25600), weight
 
 
 def engram_forward(cuda: bool) -> list[MemoryCase]:
@@ -276,7 +244,7 @@ def engram_backward(cuda: bool) -> list[MemoryCase]:
         x, kv, weight = _gate_operands(place, tokens)
         mask = torch.ones(tokens, dtype=torch.bool, device=place)
         saved = engram_gate_saved_forward(x, kv, weight, mask)["saved"]
-        return x, kv, weight, saved, _normal(place, tokens, 4, 5120)
+        return x, kv, weight, saved, normal(place, tokens, 4, 5120)
 
     nbytes = tokens * (2 * (3 * 20480 + 2 * 25600) + 64)
     rival = torch_rivals.engram_backward
@@ -287,7 +255,7 @@ _HSTU = (("HSTU 256", 262144, 256), ("HSTU 512", 131072, 512), ("HSTU 1016", 660
 
 
 def _lmsd_operands(place: str, rows: int, columns: int) -> Operands:
-    return tuple(_normal(place, *shape) for shape in ((rows, columns), (rows, columns), (columns,), (columns,)))
+    return tuple(normal(place, *shape) for shape in ((rows, columns), (rows, columns), (columns,), (columns,)))
 
 
 def lmsd_forward(cuda: bool) -> list[MemoryCase]:
@@ -323,8 +291,8 @@ def lmsd_backward(cuda: bool) -> list[MemoryCase]:
             def make(place: str, rows: int = rows, columns: int = columns, ratio: float = ratio) -> Operands:
                 given = _lmsd_operands(place, rows, columns)
                 x, u, w, b = given
-                _, *saved = _results(hstu_lmsd_forward(x, u, w, b, EPS, ratio, 7))
-                return _normal(place, rows, 3 * columns), *given, *saved
+                _, *saved = results_of(hstu_lmsd_forward(x, u, w, b, EPS, ratio, 7))
+                return normal(place, rows, 3 * columns), *given, *saved
 
             nbytes = rows * (columns * (14 + (ratio > 0)) + 8)
             rival = None if ratio else torch_rivals.lmsd_backward

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["compiled", "engram_backward", "engram_forward", "lmsd_backward", "lmsd_forward", "qdq", "rht_amax"]
+__all__ = ["engram_backward", "engram_forward", "lmsd_backward", "lmsd_forward", "qdq", "rht_amax"]
 __all__ += ["rms_silu", "tail", "vision_backward"]
 
 _BOUNDARIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between the magnitudes of E2M1
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
-
-@cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.compile`` of a function, with every shape compiled for itself."""
-    return torch.compile(function, dynamic=False)
 
 
 @cache

@@ -72,10 +72,46 @@ def _dswiglu(op: Op, m: int, n: int, k: int, kind: str, place: str) -> Problem:
     )
 
 
+def _tensors(place: str) -> Callable[..., TensorSpec]:
+    """Makes descriptions of row-major tensors."""
+
+    def tensor(*shape: int, of: str = "float32") -> TensorSpec:
+        return TensorSpec(shape, contiguous_strides(shape), dtype(of), place)
+
+    return tensor
+
+
+def _grouped(op: Op, m: int, n: int, k: int, kind: str, place: str) -> Problem:
+    """Eight experts."""
+    tensor = _tensors(place)
+    options: dict[str, Any] = {"d_dtype": kind, "c_dtype": kind, "generate_c": False}
+    if op.name == "grouped_gemm_glu_forward":
+        options["act_func"] = "swiglu"
+    shared = tensor(8, of="int32"), tensor(8), tensor(m)
+    return op.bind(tensor(m, k, of=kind), tensor(8, n, k, of=kind), *shared, None, **options)
+
+
+def _grouped_backward(op: Op, m: int, n: int, k: int, kind: str, place: str) -> Problem:
+    tensor = _tensors(place)
+    wanted = dict.fromkeys(("generate_dbias", "generate_activation", "round_dgrad"), False)
+    rows = tensor(m, k, of=kind), tensor(m, 2 * n, of=kind), tensor(8, n, k, of=kind), tensor(8, of="int32")
+    return op.bind(*rows, tensor(8), tensor(8), tensor(m), act_func="dswiglu", d_dtype=kind, **wanted)
+
+
+def _grouped_sums(op: Op, m: int, n: int, k: int, kind: str, place: str) -> Problem:
+    tensor = _tensors(place)
+    operands = tensor(m, n, of=kind).permute((1, 0)), tensor(m, k, of=kind), tensor(8, of="int32"), None, None
+    return op.bind(*operands, wgrad_dtype=kind, ragged=False)
+
+
 _SAMPLES: dict[str, Callable[[Op, int, int, int, str, str], Problem]] = {
     "gemm_swiglu_forward": _swiglu,
     "matmul": _matmul,
     "dswiglu": _dswiglu,
+    "grouped_gemm_forward": _grouped,
+    "grouped_gemm_glu_forward": _grouped,
+    "grouped_gemm_glu_backward": _grouped_backward,
+    "grouped_gemm_wgrad_forward": _grouped_sums,
 }
 
 

@@ -245,6 +245,7 @@ FORWARD = Op(
     notes=NOTES,
     results=("output", "final_states"),
     jax_name="causal_conv1d",
+    memory_cases="cudnn_fe.conv.torch_bench:forward",
     gradient="cudnn_fe.conv.causal_conv1d.gradient:GRADIENT",
 )
 
@@ -256,5 +257,6 @@ BACKWARD = Op(
     kernels=BACKWARD_KERNELS,
     summary="Gradients of the causal depthwise 1-D convolution.",
     results=("dx", "dweight", "dbias", "d_initial_states"),
+    memory_cases="cudnn_fe.conv.torch_bench:backward",
     public=False,
 )

@@ -180,4 +180,5 @@ UPDATE = Op(
     ),
     results=("output", "conv_state"),
     jax_name="causal_conv1d_update",
+    memory_cases="cudnn_fe.conv.torch_bench:update",
 )

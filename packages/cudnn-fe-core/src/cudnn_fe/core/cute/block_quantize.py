@@ -8,6 +8,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
+from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
 from cudnn_fe.core.cute.block_tiles import LanePlace, Matrix, ScalePlace, store_vector_bytes
 from cudnn_fe.core.cute.exact import divide, multiply
 from cudnn_fe.core.cute.ptx_base import assemble
@@ -43,6 +44,7 @@ class BlockQuantizer:
         recipe: See `cudnn_fe.core.block_scale.quantize`.
         quotient: The float32 that a block's largest magnitude is multiplied by.
         native: Whether the target converts to FP8.
+        source: Element type of the source, where it may be read in pairs.
     """
 
     element: str
@@ -50,10 +52,15 @@ class BlockQuantizer:
     recipe: str
     quotient: float
     native: bool
+    source: str = "float32"
+
+    def multiplies(self, norm: Any) -> bool:
+        """Whether values are multiplied before the recipe reads them."""
+        return self.recipe == "converter" and norm is not None
 
     def prepared(self, value: Any, norm: Any) -> Float32:
         """A value as the recipe reads it."""
-        return multiply(value, norm) if self.recipe == "converter" and norm is not None else value
+        return multiply(value, norm) if self.multiplies(norm) else value
 
     def larger(self, a: Any, b: Any) -> Float32:
         """The larger magnitude; NaN wins, or loses where the recipe leaves it out."""
@@ -61,6 +68,21 @@ class BlockQuantizer:
         code = f"{{ .reg .f32 a, b; abs.f32 a, $1; abs.f32 b, $2; max{mode}.f32 $0, a, b; }}"
         (found,) = assemble(code, [Float32], [Float32(a), Float32(b)])
         return found
+
+    def larger_pair(self, a: Any, b: Any) -> Int32:
+        """The same of two words of 16-bit pairs, element by element."""
+        mode = "" if self.recipe == "power_of_two" else ".NaN"
+        kind = "bf16x2" if self.source == "bfloat16" else "f16x2"
+        code = f"{{ .reg .b32 a, b; abs.{kind} a, $1; abs.{kind} b, $2; max{mode}.{kind} $0, a, b; }}"
+        (found,) = assemble(code, [Int32], [Int32(a), Int32(b)])
+        return found
+
+    def unpaired(self, word: Any) -> list[Float32]:
+        """The two elements of a word."""
+        if self.source == "bfloat16":
+            return widen_pairs([word])
+        code = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }"
+        return assemble(code, [Float32, Float32], [Int32(word)])
 
     def scale_and_multiplier(self, largest: Any, norm: Any) -> tuple[Int32, Float32]:
         """The scale's code and what each value is multiplied by, from the block's largest magnitude."""
@@ -139,6 +161,28 @@ def gather(values: list[Any], masks: tuple[int, ...], lane: Any) -> list[Any]:
     return values
 
 
+def _largest(quantizer: BlockQuantizer, lines: list[list[Any]]) -> list[Any]:
+    found = []
+    for line in lines:
+        largest = quantizer.larger(line[0], line[1])
+        for value in line[2:]:
+            largest = quantizer.larger(largest, value)
+        found.append(largest)
+    return found
+
+
+def _largest_of_pairs(quantizer: BlockQuantizer, pairs: list[list[Any]], columns: bool) -> list[Any]:
+    """The same from words of 16-bit pairs, at half the instructions."""
+    found: list[Any] = []
+    for line in zip(*pairs, strict=True) if columns else pairs:
+        largest = quantizer.larger_pair(line[0], line[1])
+        for word in line[2:]:
+            largest = quantizer.larger_pair(largest, word)
+        two = quantizer.unpaired(largest)
+        found += two if columns else [quantizer.larger(*two)]
+    return found
+
+
 def quantize_tile(
     quantizer: BlockQuantizer,
     place: ScalePlace,
@@ -147,6 +191,7 @@ def quantize_tile(
     scales: Any,
     matrix: Matrix,
     at: LanePlace,
+    pairs: list[list[Any]] | None = None,
 ) -> list[list[Any]]:
     """Store the scales of a lane's values, and return the values multiplied, for `store_codes`.
 
@@ -158,24 +203,23 @@ def quantize_tile(
         scales: Address of the scales.
         matrix: Extents of the quantised matrix.
         at: This lane's first row and column in it.
+        pairs: The values as words of 16-bit pairs, where they are the source's own.
     """
     lane = cute.arch.thread_idx()[0] % 32
     values = [[quantizer.prepared(value, norm) for value in row] for row in values]
-    lines = [list(line) for line in zip(*values, strict=True)] if place.columns else values
-    largest = []
-    for line in lines:
-        found = quantizer.larger(line[0], line[1])
-        for value in line[2:]:
-            found = quantizer.larger(found, value)
-        largest.append(found)
+    if pairs is None:
+        lines = [list(line) for line in zip(*values, strict=True)] if place.columns else values
+        largest = _largest(quantizer, lines)
+    else:
+        largest = _largest_of_pairs(quantizer, pairs, place.columns)
     masks = (_COLUMN_LANES if place.columns else _ROW_LANES)[1 if place.block == 16 else 0 :]
     owned, first = reduce_scatter(largest, masks, lane, quantizer.larger)
-    pairs = [quantizer.scale_and_multiplier(one, norm) for one in owned]
+    found = [quantizer.scale_and_multiplier(one, norm) for one in owned]
     offset, step, _ = place.locate(matrix, at, first)
-    for index, (code, _) in enumerate(pairs):
+    for index, (code, _) in enumerate(found):
         _, _, valid = place.locate(matrix, at, first + index)
         store_global(scales + offset + step * index, [code], 1, valid)
-    by = gather([multiplier for _, multiplier in pairs], masks, lane)
+    by = gather([multiplier for _, multiplier in found], masks, lane)
     return [
         [multiply(value, by[k if place.columns else j]) for k, value in enumerate(row)] for j, row in enumerate(values)
     ]

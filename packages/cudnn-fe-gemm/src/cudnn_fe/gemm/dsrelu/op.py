@@ -55,6 +55,11 @@ class GemmDsrelu(SreluProblem):
         dprob = TensorSpec(shape, contiguous_strides(shape), dtype("float32"), self.device, 16, "dprob_tensor")
         return self.matrix("d_tensor", self.result_dtype), dprob, self.amax_output, self.scales_output
 
+    def check_output_layout(self, position: int, given: TensorSpec) -> None:
+        """dprob, which is added to, may lie anyhow."""
+        if position != 1:
+            super().check_output_layout(position, given)
+
 
 EXAMPLE = """\
 import numpy as np

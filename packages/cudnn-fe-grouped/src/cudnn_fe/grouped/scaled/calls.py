@@ -31,6 +31,8 @@ __all__ = [
     "check_counter",
     "check_result",
     "filled",
+    "forward_operands",
+    "forward_options",
     "in_forms",
     "one_element",
     "only",
@@ -159,6 +161,44 @@ def wants_amax(kind: DType) -> bool:
     return kind.name in ("bfloat16", "float16")
 
 
+Options = tuple[tuple[str, Any], ...]
+
+
+def forward_operands(rows: Rows, weights: Weights, *, quantised: bool = False) -> tuple[tuple[Any, ...], Options]:
+    """The operands of `ScaledForward` in its forms, and the options of weights behind addresses."""
+    if rows.sfa is None:
+        raise OptionError("sfa_tensor", got="None", wanted="the scale factors of a_tensor", remedy="pass them")
+    flat = packed_pairs(as_rows(rows.a, "a_tensor"))
+    b, sfb, form = weights.operands(rows.a)
+    check_device_values(rows.offsets, flat.shape[0], weights.b_ptrs, weights.sfb_ptrs)
+    operands = (
+        flat,
+        b,
+        as_flat(rows.sfa, "sfa_tensor"),
+        sfb,
+        rows.offsets,
+        rows.alpha,
+        as_vector(rows.prob, "prob_tensor"),
+        one_element(rows.norm_const) if quantised else None,
+        rows.bias,
+        as_vector(rows.row_scale, "row_scale_tensor"),
+    )
+    return operands, form
+
+
+def forward_options(epilogue: str, c_dtype: Any, d_dtype: DType, sf_vec_size: int, **more: Any) -> Options:
+    """The options of `ScaledForward`; ``more`` are those that are not at their defaults."""
+    plain = {
+        "quantised": False,
+        "expert_columns": False,
+        "keep_amax": True,
+        "single_group": False,
+        "tanh_clamp_scale": None,
+    }
+    first = {"epilogue": epilogue, "c_dtype": c_dtype, "d_dtype": d_dtype.name, "sf_vec_size": sf_vec_size}
+    return tuple((first | plain | more).items())
+
+
 def run_forward(
     op: Op,
     rows: Rows,
@@ -179,35 +219,19 @@ def run_forward(
     backend: str | None = None,
 ) -> TupleDict:
     """Call a block-scaled op that goes forward: ``c_tensor`` first, then D and what belongs to it."""
-    if rows.sfa is None:
-        raise OptionError("sfa_tensor", got="None", wanted="the scale factors of a_tensor", remedy="pass them")
-    flat = packed_pairs(as_rows(rows.a, "a_tensor"))
-    b, sfb, form = weights.operands(rows.a)
-    check_device_values(rows.offsets, flat.shape[0], weights.b_ptrs, weights.sfb_ptrs)
-    operands = (
-        flat,
-        b,
-        as_flat(rows.sfa, "sfa_tensor"),
-        sfb,
-        rows.offsets,
-        rows.alpha,
-        as_vector(rows.prob, "prob_tensor"),
-        one_element(rows.norm_const) if quantised else None,
-        rows.bias,
-        as_vector(rows.row_scale, "row_scale_tensor"),
+    operands, form = forward_operands(rows, weights, quantised=quantised)
+    options = forward_options(
+        epilogue,
+        c_dtype,
+        d_dtype,
+        sf_vec_size,
+        quantised=quantised,
+        expert_columns=expert_columns,
+        keep_amax=keep_amax,
+        single_group=single_group,
+        tanh_clamp_scale=tanh_clamp_scale,
     )
-    options = (
-        ("epilogue", epilogue),
-        ("c_dtype", c_dtype),
-        ("d_dtype", d_dtype.name),
-        ("sf_vec_size", sf_vec_size),
-        ("quantised", quantised),
-        ("expert_columns", expert_columns),
-        ("keep_amax", keep_amax),
-        ("single_group", single_group),
-        ("tanh_clamp_scale", tanh_clamp_scale),
-        *form,
-    )
+    options += form
     keys = ("c_tensor", "d_tensor", "d_col_tensor", "amax_tensor", "sfd_row_tensor", "sfd_col_tensor")
     there = dict(zip(keys, (c_dtype is not None, True, quantised, keep_amax, quantised, quantised), strict=True))
     buffers = Buffers(outs, *(key if there[key] else "" for key in keys))
@@ -304,13 +328,16 @@ def only(results: TupleDict, *keys: str) -> TupleDict:
     return TupleDict(**{key: results[key] for key in keys})
 
 
+_AS_THEY_ARE = ("dbias_tensor", "dprob_tensor", "rht_colwise_tensor")
+
+
 def in_forms(a: Any, results: Mapping[str, Any], there: Mapping[str, bool]) -> dict[str, Any]:
     """Results in the form of A: unit dims of rows, the view of packed scales; None where they are not wanted."""
     atoms = a.ndim == 3 and framework_of(a) != "jax"
 
     def formed(key: str, x: Any) -> Any:
-        if key.startswith("sfd"):
-            return atom_view(x) if atoms else x
-        return x if key in ("amax_tensor", "dbias_tensor", "dprob_tensor") else in_form(x, a.ndim)
+        if key.startswith("sf"):
+            return atom_view(x) if atoms and x.ndim == 6 else x
+        return x if "amax" in key or key in _AS_THEY_ARE else in_form(x, a.ndim)
 
     return {key: formed(key, x) if there[key] else None for key, x in results.items()}

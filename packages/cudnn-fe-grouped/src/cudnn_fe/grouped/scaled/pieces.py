@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cudnn_fe.core.arrays import astype, cast
 from cudnn_fe.core.block_scale import (
     BlockFormat,
@@ -33,6 +31,7 @@ __all__ = [
     "ends_of",
     "finished",
     "largest",
+    "largest_block",
     "nothing",
     "rectified",
     "row_quantised",
@@ -71,7 +70,7 @@ def nothing(problem: ScaledRows, xp: Any, like: Any) -> tuple[Any, ...]:
     """The results of a problem without rows or columns."""
     results = empty(xp, problem, like)
     return tuple(
-        result - np.inf if spec.name == "amax_tensor" else result
+        result + problem.amax_start if spec.name == "amax_tensor" else result
         for result, spec in zip(results, problem.outputs, strict=True)
     )
 
@@ -87,10 +86,14 @@ def largest(xp: Any, groups: Groups, x: Any, start: float) -> Any:
     by_row = xp.max(xp.abs(x), axis=1)
     placed = xp.reshape(xp.take(by_row, xp.reshape(groups.rows, (blocks * height,)), axis=0), (blocks, height))
     lowest = xp.zeros_like(placed) + start
-    by_block = xp.max(xp.where(groups.used, placed, lowest), axis=1)
-    used = groups.used[:, 0]
+    return largest_block(xp, groups, xp.max(xp.where(groups.used, placed, lowest), axis=1), start)
+
+
+def largest_block(xp: Any, groups: Groups, by_block: Any, start: float) -> Any:
+    """(L,): the largest value of each expert's blocks, or ``start``."""
+    used, lowest = groups.used[:, 0], xp.zeros_like(by_block) + start
     own = xp.stack([(groups.expert == e) & used for e in range(groups.count)])
-    return xp.max(xp.where(own, by_block[None, :], lowest[None, :, 0]), axis=1)
+    return xp.max(xp.where(own, by_block[None, :], lowest[None, :]), axis=1)
 
 
 def row_quantised(xp: Any, y: Any, kind: DType, norm: Any) -> tuple[Any, Any]:

@@ -150,9 +150,16 @@ def _case_table(rows: list[BenchRow]) -> Table:
     extents = ", ".join(str(extent) for extent in rows[0].shape)
     if rows[0].rate_unit == "TFLOP/s":
         extents = ", ".join(f"{name} {extent}" for name, extent in zip("MNK", rows[0].shape, strict=False))
-    rate, rival = rows[0].rate_unit, rows[0].rival or "rival"
-    columns = ["who", "does", "time", rate, "of ceiling", f"x {rival}"]
-    clocked = rows[0].sm_clock_mhz is not None
+    rivals = dict.fromkeys(row.rival or "rival" for row in rows)
+    columns = [
+        "who",
+        "does",
+        "time",
+        rows[0].rate_unit,
+        "of ceiling",
+        f"x {next(iter(rivals)) if len(rivals) == 1 else 'rival'}",
+    ]
+    clocked = any(row.sm_clock_mhz is not None for row in rows)
     cells = [
         [
             f"[bold]{row.who}[/]" if row.who.startswith("cudnn-fe") else row.who,

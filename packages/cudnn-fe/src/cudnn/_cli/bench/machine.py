@@ -12,8 +12,10 @@ __all__ = ["device_name", "sm_clock_mhz", "versions"]
 _PACKAGES = (
     "cudnn-fe-core",
     "cudnn-fe-gemm",
+    "cudnn-fe-grouped",
     "cudnn-fe-norm-rope",
     "torch",
+    "jax",
     "triton",
     "nvidia-cutlass-dsl",
     "apache-tvm-ffi",

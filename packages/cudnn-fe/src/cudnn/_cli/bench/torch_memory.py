@@ -69,10 +69,15 @@ def _measure(plan: MemoryPlan, case: MemoryCase, say: Callable[[str], None]) -> 
     if not admitted:
         return []
     if case.flops:
-        timings = time_alternating([entrant.run for entrant in admitted], sets, rounds=plan.rounds, cuda=plan.cuda)
         best, reached_by = _product_ceiling(case.dtype, plan.cuda)
         ceiling = best, f"{best:.4g} TFLOP/s: {reached_by}"
-        return _rows(plan, case, (case.flops, "TFLOP/s"), ceiling, list(zip(admitted, timings, strict=True)))
+        rows = []
+        for on_host in (False, True):
+            group = [entrant for entrant in admitted if entrant.on_host == on_host]
+            runs = [entrant.run for entrant in group]
+            timings = time_alternating(runs, sets, rounds=plan.rounds, cuda=plan.cuda and not on_host)
+            rows += _rows(plan, case, (case.flops, "TFLOP/s"), ceiling, list(zip(group, timings, strict=True)))
+        return rows
     source = torch.empty(case.nbytes // 2, dtype=torch.uint8, device=place).random_()
     targets = [torch.empty_like(source) for _ in range(2)]
     calls = [lambda index: targets[index % 2].copy_(source), *(entrant.run for entrant in admitted)]

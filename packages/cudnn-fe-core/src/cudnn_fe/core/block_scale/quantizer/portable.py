@@ -8,7 +8,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Int32, cute
 
-from cudnn_fe.core.block_scale.quantizer.op import QuantizeSpec
+from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.cute.amax import clear_amax, fold_amax
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.block_quantize import BlockQuantizer, quantize_tile, store_codes
@@ -20,16 +20,20 @@ from cudnn_fe.core.dtypes import dtype
 
 __all__ = ["fake_arguments", "launcher"]
 
+# Least blocks of a multiprocessor, by whether elements are FP4 and by the number of directions: with the registers that
+# the compiler would like, too few are left to hide the loads' latency; with fewer, it spills.
+_BLOCKS = {(False, 1): 6, (False, 2): 5, (True, 1): 5, (True, 2): 4}
+
 
 class _Quantize:
     def __init__(self, spec: QuantizeSpec) -> None:
         self.spec = spec
         self.directions = []
-        for direction, recipe in (("rows", spec.row_recipe), ("columns", spec.column_recipe)):
+        recipes = ((False, spec.row_recipe, spec.row_quotient), (True, spec.column_recipe, spec.column_quotient))
+        for columns, recipe, quotient in recipes:
             if recipe is not None:
-                quantizer = BlockQuantizer(spec.element, spec.scale, recipe, spec.quotient(recipe), has_fp8(spec.arch))
-                place = ScalePlace(direction == "columns", spec.block, spec.packed)
-                self.directions.append((quantizer, place))
+                quantizer = BlockQuantizer(spec.element, spec.scale, recipe, quotient, has_fp8(spec.arch), spec.x_dtype)
+                self.directions.append((quantizer, ScalePlace(columns, spec.block, spec.packed)))
 
     @cute.jit
     def __call__(self, stream: cuda.CUstream, x: cute.Tensor, *others: cute.Tensor) -> None:
@@ -44,7 +48,13 @@ class _Quantize:
         blocks, walk = tile_walk(rows, columns, x.shape[0])
         if cutlass.const_expr(amax is not None):
             clear_amax(stream, amax)
-        self.kernel(x, norm, results, amax, walk).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
+        self.kernel(x, norm, results, amax, walk).launch(
+            grid=(blocks, 1, 1),
+            block=(THREADS, 1, 1),
+            min_blocks_per_mp=_BLOCKS[spec.element == "float4_e2m1fn", len(self.directions)],
+            preferred_smem_carveout=-1,  # the driver's choice; without it the compiler asks a GPU
+            stream=stream,
+        )
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, norm: Any, results: Any, amax: Any, walk: Any) -> None:
@@ -66,7 +76,8 @@ class _Quantize:
         for number in cutlass.range_constexpr(len(self.directions)):
             quantizer, place = self.directions[number]
             codes, scales = results[2 * number], results[2 * number + 1]
-            scaled = quantize_tile(quantizer, place, values, factor, scales.iterator.toint(), source, at)
+            pairs = None if bits == 32 or quantizer.multiplies(factor) else loaded
+            scaled = quantize_tile(quantizer, place, values, factor, scales.iterator.toint(), source, at, pairs)
             target = Matrix.of(codes, (0, 1, 2))
             store_codes(quantizer, place, scaled, target, source, at, spec.out_access)
 

@@ -1,0 +1,48 @@
+"""The grouped GEMM in JAX, beside JAX's own: for a benchmark whose operands are torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cudnn_fe.grouped.unfused import grouped_gemm_jax_forward
+
+__all__ = ["products"]
+
+Product = Callable[..., Sequence[Any]]
+
+
+@partial(jax.jit, static_argnames="backend")
+def _ours(a: Any, ends: Any, alpha: Any, b: Any, prob: Any, backend: str | None) -> Any:
+    return grouped_gemm_jax_forward(a, ends, alpha, b_tensor=b, prob_tensor=prob, backend=backend)[0]
+
+
+@jax.jit
+def _ragged_dot(a: Any, ends: Any, b: Any) -> Any:
+    return jax.lax.ragged_dot(a, b.transpose(0, 2, 1), jnp.diff(ends, prepend=0))
+
+
+def products(backend: str | None) -> tuple[Product, Product]:
+    """This project's entry by a backend, and ``jax.lax.ragged_dot``, on the operands of `grouped_gemm_forward`.
+
+    Each call waits for its result: XLA launches on a stream of its own.
+    """
+
+    def ours(*tensors: Any) -> Sequence[Any]:
+        return _tensor(_ours(*map(jnp.from_dlpack, tensors), backend))
+
+    def ragged_dot(a: Any, ends: Any, alpha: Any, b: Any, prob: Any) -> Sequence[Any]:
+        del alpha, prob  # ones
+        return _tensor(_ragged_dot(*map(jnp.from_dlpack, (a, ends, b))))
+
+    return ours, ragged_dot
+
+
+def _tensor(array: Any) -> Sequence[Any]:
+    import torch  # the operands are its
+
+    return (torch.from_dlpack(jax.block_until_ready(array)),)

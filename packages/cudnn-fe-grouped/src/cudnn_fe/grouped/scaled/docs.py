@@ -52,6 +52,8 @@ NOTES = (
     "along columns; then value = D * scale / norm_const. FP8 results without scales saturate.",
     "amax is taken before rounding, NaN if a value is, minus infinity for an expert without rows. Bit-equal from run "
     "to run; no atomics. Scale bytes of padding never reach a result.",
+    "Derivatives in alpha, prob, bias and row scale are recorded for results without scales; quantised operands carry "
+    "none: the explicit backward functions take their gradients quantised.",
     "Weights behind addresses are read where they lie: device memory for CUDA tensors, host memory for others. The "
     "caller keeps that memory alive. No address may be 0. A reference reads the addresses on the host.",
     "Accepted beyond the vendor: any M, extents that are no multiples of 16 bytes, every listed dtype of C with every "

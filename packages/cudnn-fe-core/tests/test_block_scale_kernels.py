@@ -5,9 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cudnn_fe.core.block_scale import (
+    block_scale_dequantize,
+    block_scale_quantize,
+    nvfp4_block_scale_dequantize,
+    nvfp4_block_scale_quantize,
+)
 from cudnn_fe.core.block_scale.dequantizer.spec import DequantizeSpec
 from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.compile import compile_now
@@ -58,3 +65,19 @@ def test_compiles(folder: str, spec: QuantizeSpec | DequantizeSpec, arch: str, t
         assert {"ld.global.v2.b32", "st.global.v4.b32"} <= found
     if spec is NARROW:
         assert {"ld.global.b32", "st.global.u8"} <= found
+
+
+def test_jax_lowers_the_kernels_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+
+    def there_and_back(x: Any, encode: Any) -> Any:
+        out = block_scale_quantize(x, "mxfp8_e5m2", direction="both", amax=True)
+        back = block_scale_dequantize(out["row_codes"], out["row_scales"], "mxfp8_e5m2", dtype="bfloat16")
+        packed, scales = nvfp4_block_scale_quantize(x[None], encode)
+        return *out, back, nvfp4_block_scale_dequantize(packed, scales, encode)
+
+    traced = jax.jit(there_and_back).trace(jnp.ones((128, 64), jnp.bfloat16), jnp.ones((1, 1, 1), jnp.float32))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @CuteDSL") == 4

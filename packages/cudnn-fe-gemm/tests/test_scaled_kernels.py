@@ -14,6 +14,7 @@ from cudnn_fe.core.device import Device
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.core.toolchain import missing_toolchain
+from cudnn_fe.gemm import gemm_srelu_jax_forward
 from cudnn_fe.gemm.amax.op import AMAX
 from cudnn_fe.gemm.dsrelu.op import DSRELU
 from cudnn_fe.gemm.proj_rope.op import FORWARD
@@ -103,3 +104,17 @@ def test_scratch() -> None:
     assert [spec.dtype.name for spec in (a, b, product, partials)] == ["bfloat16", "bfloat16", "float32", "float32"]
     assert (a.shape, b.shape, product.shape) == ((M, 176, 2), (N, 176, 2), (M, N, 2))
     assert partials.shape == (M, 8, 2)  # two tiles of 64 columns, and padding to 8
+
+
+@compiler
+def test_jax_lowers_the_kernels_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    a, scales = jnp.ones((128, 64, 1), jnp.float8_e4m3fn), jnp.ones((1, 1, 1, 32, 4, 4), jnp.float8_e8m0fnu)
+
+    def forward(a: Any, scales: Any, prob: Any) -> Any:
+        return gemm_srelu_jax_forward(a, a, scales, scales, prob, alpha=0.5, sf_vec_size=32, backend="sm90")
+
+    traced = jax.jit(forward).trace(a, scales, jnp.ones((128, 1, 1)))
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @CuteDSL") == 1

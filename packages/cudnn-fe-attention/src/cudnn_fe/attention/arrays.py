@@ -135,11 +135,13 @@ def known_finite(xp: Any, values: Any) -> bool:
 
 def without_gradient(x: Any) -> Any:
     """``x`` as a constant of whatever is differentiated."""
+    if hasattr(x, "detach"):
+        return x.detach()
     if is_jax_array(x):
         import jax  # x is its array
 
         return jax.lax.stop_gradient(x)
-    return x.detach() if hasattr(x, "detach") else x
+    return x
 
 
 def zeros_like(x: Any) -> Any:

@@ -71,7 +71,7 @@ def _transposed(a: Any, b: Any, form: Options) -> tuple[Any, Options]:
 
 def linear_gradients(
     xp: Any,
-    groups: Groups,
+    groups: Groups | None,
     operands: tuple[Any, Any, Any, Any],
     ds: Any,
     needed: tuple[bool, ...],
@@ -84,11 +84,12 @@ def linear_gradients(
     Weights behind addresses get none: `grouped_gemm_wgrad_forward` gives theirs.
 
     ``alpha * ds`` is rounded to the operands' dtype: what the tensor cores multiply. Where it is given as ``scaled``,
-    and alpha's gradient is not needed, ``ds`` may be None.
+    and alpha's gradient is not needed, ``ds`` and ``groups`` may be None.
     """
     a, b, offsets, alpha = operands
     kind = dtype(a.dtype).name
     if scaled is None:
+        assert groups is not None
         scaled = contiguous(astype(ds * of_rows(xp, groups, alpha)[:, None], kind))
     transposed, turned = _transposed(a, b, form)  # dA[m,k] = sum_n dS[m,n] B[n,k] contracts over N
     ones = xp.ones_like(alpha)
@@ -98,6 +99,7 @@ def linear_gradients(
     if needed[1] and not dict(form)["n"]:
         db = weight_gradient(scaled, a, offsets, kind=kind, backend=backend)
     if needed[3]:
+        assert groups is not None
         # Not from the forward's sums divided by alpha, which may be zero.
         back = product(contiguous(astype(ds, kind)), transposed, offsets, ones, form=turned, backend=backend)
         dots = xp.sum(back * xp.where(groups.inside[:, None], astype(a, "float32"), 0.0), axis=1)

@@ -28,11 +28,12 @@ def _backward(
     if a.shape[0] == 0 or (dd is None and dc is None):
         return (None,) * 6
     xp = namespace(a)
-    groups = groups_of(xp, offsets, a.shape[0])
     # The gradient of the sums themselves is wanted by those of alpha and of the bias alone; alpha times it by the rest.
     apart = needed[3] or (bias is not None and needed[5])
+    groups = groups_of(xp, offsets, a.shape[0]) if apart or dd is None else None
     ds = scaled = dprob = dbias = None
     if dd is None:
+        assert groups is not None
         ds = keep(xp, groups, astype(dc, "float32"))
     else:
         kept = c.shape[0] == a.shape[0]
@@ -44,6 +45,7 @@ def _backward(
         )  # fmt: skip
         ds, scaled = (through, None) if apart else (None, through)
     if bias is not None and needed[5]:
+        assert groups is not None
         dbias = astype(xp.permute_dims(sum_rows(xp, groups, ds), (1, 0)), dtype(bias.dtype).name)
     operands, form = (a, b, offsets, alpha), form_of(options)
     da, db, dalpha = linear_gradients(xp, groups, operands, ds, needed, backend, form, scaled)

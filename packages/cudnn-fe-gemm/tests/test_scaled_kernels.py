@@ -110,11 +110,11 @@ def test_scratch() -> None:
 def test_jax_lowers_the_kernels_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
-    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")  # read once: a test before this may have compiled for another
     a, scales = jnp.ones((128, 64, 1), jnp.float8_e4m3fn), jnp.ones((1, 1, 1, 32, 4, 4), jnp.float8_e8m0fnu)
 
     def forward(a: Any, scales: Any, prob: Any) -> Any:
-        return gemm_srelu_jax_forward(a, a, scales, scales, prob, alpha=0.5, sf_vec_size=32, backend="sm90")
+        return gemm_srelu_jax_forward(a, a, scales, scales, prob, alpha=0.5, sf_vec_size=32, backend="portable")
 
     traced = jax.jit(forward).trace(a, scales, jnp.ones((128, 1, 1)))
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @CuteDSL") == 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["RowPlan", "access_bytes", "row_plan"]
-
 from cudnn_fe.core.tensor import TensorSpec
+
+__all__ = ["RowPlan", "access_bytes", "row_plan"]
 
 _VECTOR_BYTES = 16
 _BLOCK = 128  # threads that narrow rows share a block up to

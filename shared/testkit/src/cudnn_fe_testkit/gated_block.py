@@ -31,6 +31,7 @@ def block_operands(g: Any, kind: str = "float32", lead: tuple[int, ...] = (2, 9)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, width: int) -> torch.Tensor:
+    """RoPE of the leading ``width`` channels of (B, S, H, D), with tables (B, S, width)."""
     lead, rest = x[..., :width], x[..., width:]
     half = width // 2
     swapped = torch.cat([-lead[..., half:], lead[..., :half]], -1)

@@ -16,7 +16,6 @@ __all__ = [
     "require_index",
     "require_parameter",
     "states_output",
-    "taps_lie_whole",
     "vector_length",
 ]
 
@@ -80,14 +79,6 @@ def vector_length(dim: int, *specs: TensorSpec, itemsize: int) -> int:
         ):
             length //= 2
     return length
-
-
-def taps_lie_whole(weight: TensorSpec, channels: int) -> bool:
-    """Whether the taps of so many neighbouring channels are one piece of memory, aligned for vector loads."""
-    width = weight.shape[1]
-    piece = channels * width * weight.dtype.itemsize
-    compact = (width == 1 or weight.strides[1] == 1) and weight.strides[0] == width
-    return compact and weight.alignment >= min(piece & -piece, _VECTOR_BYTES)
 
 
 def canonical_activation(given: Any) -> str | None:

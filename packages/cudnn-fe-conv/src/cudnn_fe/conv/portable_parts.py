@@ -15,39 +15,31 @@ from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.core.cute.activations import sigmoid
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.ptx_base import assemble
-from cudnn_fe.core.cute.vectors import load_words
 
 __all__ = [
     "THREADS",
-    "Ahead",
     "Cursor",
     "Typed",
     "View",
     "activated",
     "advance",
-    "arrived",
     "at",
     "ceil_div",
     "check_offsets",
     "column",
     "fake",
-    "fetch",
     "fill",
     "put",
     "raw",
     "read",
     "read_states",
-    "registers",
-    "rows_of",
     "seek",
     "sequence_view",
     "slope",
-    "span_of",
     "states_view",
     "view",
     "wide_type",
     "widen",
-    "widen_words",
     "write",
     "zeros",
 ]
@@ -166,96 +158,6 @@ def zeros(spec: Typed, count: int) -> list[Any]:
     return [wide_type(spec.x_dtype)(0.0) for _ in range(count)]
 
 
-def registers(spec: Typed, count: int) -> Any:
-    """Wide zeros in registers that branches may write to; one where none is wanted."""
-    made = cute.make_rmem_tensor(max(count, 1), wide_type(spec.x_dtype))
-    fill(made, 0, zeros(spec, max(count, 1)))
-    return made
-
-
-def rows_of(held: Any, rows: int, count: int) -> list[list[Any]]:
-    """Registers as rows of ``count`` values."""
-    return [[held[row * count + i] for i in range(count)] for row in range(rows)]
-
-
-def keep_rows(held: Any, rows: list[list[Any]], first: int = 0) -> None:
-    """Back from rows to registers, from row ``first`` on."""
-    for index, row in enumerate(rows):
-        fill(held, (first + index) * len(row), row)
-
-
-class Ahead:
-    """Vectors on their way from memory: loads that are issued a turn before their values are used.
-
-    Attributes:
-        dtype: Element type.
-        rows: Number of vectors.
-        count: Elements of one.
-        size: Words of one.
-        held: The registers, as words.
-    """
-
-    def __init__(self, source: View, rows: int, count: int) -> None:
-        self.dtype, self.rows, self.count = source.dtype, rows, count
-        self.size = max(count * source.dtype.width // 32, 1)
-        self.held = cute.make_rmem_tensor(rows * self.size, Int32)
-        fill(self.held, 0, [Int32(0)] * (rows * self.size))
-
-
-def fetch(ahead: Ahead, address: Any, step: Any, valid: Any = None) -> None:
-    """Issue the loads of vectors ``step`` bytes apart; zeros, and nothing is read, where ``valid`` is false."""
-    for row in range(ahead.rows):
-        held = None if valid is None else valid[row]
-        fill(ahead.held, row * ahead.size, load_words(ahead.dtype, address + row * step, ahead.count, held))
-
-
-def arrived(ahead: Ahead) -> list[Any]:
-    """The words that were fetched, to be taken before the next are."""
-    return [ahead.held[index] for index in range(ahead.rows * ahead.size)]
-
-
-def widen_words(spec: Typed, ahead: Ahead, words: list[Any]) -> list[list[Any]]:
-    """Words as rows of wide values."""
-    raw_words = cute.make_rmem_tensor(len(words), Int32)
-    fill(raw_words, 0, words)
-    elements, wide = cute.recast_tensor(raw_words, ahead.dtype), wide_type(spec.x_dtype)
-    made = cute.make_rmem_tensor(cute.size(elements), wide)
-    made.store(elements.load().to(wide))
-    step = ahead.size * 32 // ahead.dtype.width
-    return [[made[row * step + i] for i in range(ahead.count)] for row in range(ahead.rows)]
-
-
-def load_taps(spec: Any, weight: Any, channel: Any, count: int) -> list[list[Any]]:
-    """Taps of ``count`` channels by (tap, channel), oldest first."""
-    width = spec.width
-    if spec.whole_taps and count == spec.vector:
-        whole = read(spec, weight.element_type, column(weight, channel), count * width)
-        return [[whole[i * width + tap] for i in range(count)] for tap in range(width)]
-    return [
-        [read(spec, weight.element_type, column(weight, channel + i, tap), 1)[0] for i in range(count)]
-        for tap in range(width)
-    ]
-
-
-def load_parameters(spec: Any, weight: Any, bias: Any, channel: Any, count: int) -> tuple[Any, Any]:
-    """Taps as `load_taps`, and the bias of each channel or None."""
-    shift = None
-    if bias is not None:
-        shift = [read(spec, bias.element_type, column(bias, channel + i), 1)[0] for i in range(count)]
-    return load_taps(spec, weight, channel, count), shift
-
-
-def dot(samples: list[list[Any]], taps: list[list[Any]], shift: Any) -> list[Any]:
-    """Each channel's sum of samples times taps, oldest first, then the bias."""
-    values = []
-    for i in range(len(taps[0])):
-        total = samples[0][i] * taps[0][i]
-        for sample, tap in zip(samples[1:], taps[1:], strict=True):
-            total += sample[i] * tap[i]
-        values.append(total if shift is None else total + shift[i])
-    return values
-
-
 def read_states(spec: Typed, tensor: Any, sequence: Any, channel: Any, lane: Any, count: int) -> list[Any]:
     """One lane of the states of ``count`` channels, as wide values."""
     states = states_view(tensor)
@@ -288,15 +190,14 @@ class Cursor:
         packed: Whether offsets say where sequences lie; else each row is one.
         offsets: The offsets.
         count: Number of packed sequences.
-        time: Number of tokens.
         place: The registers.
     """
 
     def __init__(self, packed: bool, offsets: Any, row: Any, time: Any) -> None:
-        self.packed, self.offsets, self.time = packed, offsets, Int32(time)
+        self.packed, self.offsets = packed, offsets
         self.count = Int32(offsets.shape[0]) - 1 if packed else None
         self.place = cute.make_rmem_tensor(3, Int32)
-        self.place[0], self.place[1], self.place[2] = Int32(row), Int32(0), self.time
+        self.place[0], self.place[1], self.place[2] = Int32(row), Int32(0), Int32(time)
 
     @property
     def sequence(self) -> Any:
@@ -312,12 +213,6 @@ class Cursor:
     def end(self) -> Any:
         """One past its last token."""
         return self.place[2]
-
-
-def copy_cursor(source: Cursor, target: Cursor) -> None:
-    """Put one cursor where another stands."""
-    for index in range(3):
-        target.place[index] = source.place[index]
 
 
 @cute.jit
@@ -353,15 +248,6 @@ def _enter(cursor: Any, number: Any, token: Any) -> None:
     cursor.place[2] = Int32(cursor.offsets[number + 1])
 
 
-def span_of(spec: Any, offsets: Any, sequence: Any, time: Any) -> tuple[Any, Any, Any]:
-    """Row, first token and end of a sequence."""
-    if not spec.packed:
-        return sequence, Int32(0), time
-    # Bad offsets trap elsewhere; here they must not become bad addresses.
-    end = cutlass.max(cutlass.min(Int32(offsets[sequence + 1]), time), Int32(0))
-    return Int32(0), cutlass.max(cutlass.min(Int32(offsets[sequence]), end), Int32(0)), end
-
-
 @cute.jit
 def check_offsets(offsets: Any, time: Int32) -> None:
     """One block's threads trap unless the offsets run from 0 to ``time`` without decreasing."""
@@ -373,16 +259,6 @@ def check_offsets(offsets: Any, time: Int32) -> None:
         bad = bad or Int32(offsets[index + 1]) < Int32(offsets[index])
     if bad:
         assemble("trap;", [], [])
-
-
-def launch_limits(spec: Any, stream: Any) -> dict[str, Any]:
-    """Launch arguments of a kernel whose spec says how many of its blocks are to be resident."""
-    return {
-        "block": (THREADS, 1, 1),
-        "stream": stream,
-        "min_blocks_per_mp": spec.resident,
-        "preferred_smem_carveout": -1,  # the driver's choice; without it the compiler asks a GPU
-    }
 
 
 def fake(dtype: str, rank: int) -> Any:

@@ -17,7 +17,8 @@ from cudnn_fe.grouped.glu import check_glu_hints, offset_of
 from cudnn_fe.grouped.glu.op import FORWARD as GLU
 from cudnn_fe.grouped.glu_scaled import glu_numbers
 from cudnn_fe.grouped.glu_scaled.op import NUMBERS, SCALED
-from cudnn_fe.grouped.scaled.calls import BACKWARD_KEYS, check_common
+from cudnn_fe.grouped.scaled.arguments import check_common
+from cudnn_fe.grouped.scaled.calls import BACKWARD_KEYS
 from cudnn_fe.grouped.scaled.classes import (
     BACKWARD_INPUTS,
     FORWARD_INPUTS,

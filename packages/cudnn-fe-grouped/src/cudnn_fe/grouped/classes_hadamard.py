@@ -14,7 +14,8 @@ from cudnn_fe.grouped.glu_hadamard.op import FORWARD as HADAMARD
 from cudnn_fe.grouped.glu_hadamard.op import KEYS as HADAMARD_KEYS
 from cudnn_fe.grouped.glu_hadamard_quant.op import FORWARD as QUANT
 from cudnn_fe.grouped.glu_hadamard_quant.op import KEYS as QUANT_KEYS
-from cudnn_fe.grouped.scaled.calls import check_common, forward_options
+from cudnn_fe.grouped.scaled.arguments import check_common
+from cudnn_fe.grouped.scaled.calls import forward_options
 from cudnn_fe.grouped.scaled.classes import FORWARD_INPUTS, SCALED_LAYOUT
 
 __all__ = ["GroupedGemmGluHadamardQuantSm100", "GroupedGemmGluHadamardSm100"]

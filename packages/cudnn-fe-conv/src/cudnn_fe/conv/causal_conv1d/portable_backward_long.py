@@ -25,7 +25,6 @@ from cudnn_fe.conv.portable_parts import (
     read_states,
     seek,
     sequence_view,
-    span_of,
     states_view,
     view,
     wide_type,
@@ -216,7 +215,11 @@ class _LongInitial:
         lane = index // Int32(d_initial.shape[1])
         channel = index - lane * Int32(d_initial.shape[1])
         time = Int32(dz.shape[spec.layout.index("T")])
-        row, start, end = span_of(spec, offsets, sequence, time)
+        row, start, end = sequence, Int32(0), time
+        if cutlass.const_expr(spec.packed):
+            row = Int32(0)
+            end = cutlass.max(cutlass.min(Int32(offsets[sequence + 1]), time), Int32(0))
+            start = cutlass.max(cutlass.min(Int32(offsets[sequence]), end), Int32(0))
         if index < columns:
             grads, target = sequence_view(dz, spec), states_view(d_initial)
             total = cute.make_rmem_tensor(1, wide_type(spec.x_dtype))

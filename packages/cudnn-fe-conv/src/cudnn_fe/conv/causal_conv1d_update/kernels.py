@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudnn_fe.conv.causal_conv1d_update.kernel_spec import UpdateSpec
-from cudnn_fe.conv.operands import taps_lie_whole, vector_length
+from cudnn_fe.conv.operands import vector_length
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
@@ -33,9 +33,12 @@ def _specialise(problem: CausalConv1dUpdate, where: Device) -> UpdateSpec:
     vector = vector_length(1, *wanted, itemsize=problem.x.dtype.itemsize)
     if max(lanes, problem.width) > _FEW_LANES:
         vector = 1
+    weight = problem.weight
+    piece = vector * problem.width * weight.dtype.itemsize
+    compact = weight.strides[1] == 1 and weight.strides[0] == problem.width
     return UpdateSpec(
         x_dtype=problem.x.dtype.name,
-        weight_dtype=problem.weight.dtype.name,
+        weight_dtype=weight.dtype.name,
         bias_dtype=problem.bias.dtype.name if problem.bias is not None else None,
         silu=problem.activation == "silu",
         width=problem.width,
@@ -43,7 +46,7 @@ def _specialise(problem: CausalConv1dUpdate, where: Device) -> UpdateSpec:
         ring=problem.cache_seqlens is not None,
         indexed=problem.conv_state_indices is not None,
         vector=vector,
-        whole_taps=problem.width <= _FEW_LANES and taps_lie_whole(problem.weight, vector),
+        whole_taps=compact and weight.alignment >= min(piece & -piece, 16) and problem.width <= _FEW_LANES,
     )
 
 

@@ -18,10 +18,8 @@ from cudnn_fe.conv.portable_parts import (
     at,
     ceil_div,
     column,
-    dot,
     fake,
     fill,
-    load_taps,
     put,
     raw,
     read,
@@ -130,14 +128,14 @@ class _Update:
         newest = raw(x.element_type, column(x, row, channel), count)
         totals = cute.make_rmem_tensor(count, wide_type(spec.x_dtype))
         if cutlass.const_expr(max(width, lanes) <= _FEW):
-            taps = load_taps(spec, weight, channel, count)
+            taps = self.taps(weight, channel)
             if cutlass.const_expr(spec.ring):
                 places = [_modulo(turned - (width - 1 - tap), lanes) for tap in range(width - 1)]
                 samples = [raw(held.dtype, at(held, slot, channel, place), count) for place in places]
             else:
                 samples = [raw(held.dtype, at(held, slot, channel, lane), count) for lane in range(lanes)]
             history = [widen(spec, sample, count) for sample in [*samples, newest]][-width:]
-            fill(totals, 0, dot(history, taps, None))
+            fill(totals, 0, [_dot(history, taps, i) for i in range(count)])
             if cutlass.const_expr(not spec.ring and lanes > 0):
                 for lane in cutlass.range_constexpr(lanes - 1):
                     put(held.dtype, at(held, slot, channel, lane), samples[lane + 1], count)
@@ -166,6 +164,24 @@ class _Update:
                 total += read(spec, bias.element_type, column(bias, channel + i), 1)[0]
             values.append(activated(total, spec.silu))
         write(spec, y.element_type, column(y, row, channel), values)
+
+    def taps(self, weight: Any, channel: Any) -> list[list[Any]]:
+        """Taps by (tap, channel), oldest first."""
+        spec, count, width = self.spec, self.spec.vector, self.spec.width
+        if spec.whole_taps:
+            whole = read(spec, weight.element_type, column(weight, channel), count * width)
+            return [[whole[i * width + tap] for i in range(count)] for tap in range(width)]
+        return [
+            [read(spec, weight.element_type, column(weight, channel + i, tap), 1)[0] for i in range(count)]
+            for tap in range(width)
+        ]
+
+
+def _dot(history: list[list[Any]], taps: list[list[Any]], channel: int) -> Any:
+    total = history[0][channel] * taps[0][channel]
+    for sample, tap in zip(history[1:], taps[1:], strict=True):
+        total += sample[channel] * tap[channel]
+    return total
 
 
 def _modulo(value: Any, divisor: int) -> Any:

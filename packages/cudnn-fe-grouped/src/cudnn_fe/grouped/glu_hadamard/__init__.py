@@ -9,16 +9,8 @@ from cudnn_fe.core.require import require_one_of
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.glu_hadamard.op import FORWARD, KEYS
 from cudnn_fe.grouped.glu_scaled import glu_numbers
-from cudnn_fe.grouped.scaled.calls import (
-    Rows,
-    Weights,
-    check_common,
-    check_result,
-    forward_operands,
-    forward_options,
-    in_forms,
-    require_given,
-)
+from cudnn_fe.grouped.scaled.arguments import Rows, Weights, check_common, check_result, require_given
+from cudnn_fe.grouped.scaled.calls import forward_operands, forward_options, in_forms
 from cudnn_fe.grouped.swiglu import SWIGLU
 
 __all__ = ["activation_of", "grouped_gemm_glu_hadamard_forward", "grouped_gemm_glu_hadamard_jax_forward"]

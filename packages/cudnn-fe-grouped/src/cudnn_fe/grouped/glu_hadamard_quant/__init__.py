@@ -10,15 +10,8 @@ from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.require import require_one_of
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.glu_hadamard_quant.op import FORWARD, KEYS
-from cudnn_fe.grouped.scaled.calls import (
-    Rows,
-    Weights,
-    check_common,
-    forward_operands,
-    forward_options,
-    in_forms,
-    require_given,
-)
+from cudnn_fe.grouped.scaled.arguments import Rows, Weights, check_common, require_given
+from cudnn_fe.grouped.scaled.calls import forward_operands, forward_options, in_forms
 from cudnn_fe.grouped.scaled.problem import is_fp4
 
 __all__ = ["grouped_gemm_glu_hadamard_quant_forward", "grouped_gemm_glu_hadamard_quant_jax_forward", "pairs_dtype"]

@@ -6,7 +6,19 @@ from cudnn_fe.core.op import TensorRule
 from cudnn_fe.grouped.operands import FLOATS
 from cudnn_fe.grouped.scaled.problem import ELEMENTS, PACKED, RESULTS, SCALES
 
-__all__ = ["AMAX", "EXAMPLE_OPERANDS", "NORM", "NOTES", "PROB", "QUANTISED", "ROWS", "WEIGHTS"]
+__all__ = [
+    "ADDRESSES",
+    "AMAX",
+    "BIAS",
+    "EXAMPLE_OPERANDS",
+    "NORM",
+    "NOTES",
+    "NVFP4_OPERANDS",
+    "PROB",
+    "ROWS",
+    "WEIGHTS",
+    "results",
+]
 
 _SCALE = ("float8_e8m0fnu",)
 ROWS = (
@@ -40,7 +52,6 @@ def results(name: str, width: str, dtypes: tuple[str, ...] = RESULTS) -> tuple[T
     )
 
 
-QUANTISED = results("d_tensor", "N")
 BIAS = TensorRule("bias_tensor", "(N, L)", "any", FLOATS, "bias of each expert, or None")
 NOTES = (
     "Groups may have any size: ends need not be multiples of 256, empty groups may stand anywhere, and rows past the "

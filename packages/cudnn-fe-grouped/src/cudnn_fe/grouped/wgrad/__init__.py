@@ -17,7 +17,7 @@ from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.device_values import check_device_values
 from cudnn_fe.grouped.forms import as_flat, is_narrow
 from cudnn_fe.grouped.glu import check_glu_hints
-from cudnn_fe.grouped.scaled.calls import check_common, require_given
+from cudnn_fe.grouped.scaled.arguments import check_common, require_given
 from cudnn_fe.grouped.scaled.problem import is_fp4
 from cudnn_fe.grouped.wgrad.op import WGRAD
 from cudnn_fe.grouped.wgrad_scaled.op import SCALED

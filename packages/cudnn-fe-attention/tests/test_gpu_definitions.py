@@ -158,7 +158,7 @@ def moved(x: Any) -> Any:
         return create_mask_plan(x.tensors[0].cuda(), *like, **lengths, **most, build_backward=True)
     if isinstance(x, attention.SavedForBackward):
         return replace(x, **{row.name: moved(getattr(x, row.name)) for row in fields(x)})
-    return x.cuda() if isinstance(x, torch.Tensor) else x
+    return x.cuda().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in CASES])

@@ -29,13 +29,13 @@ from cudnn_fe_testkit.grouped_gpu import (
     N,
     activated,
     glu,
-    poisoned_memory,
     random,
     serves,
     unfused,
     worst_matrix,
 )
 from cudnn_fe_testkit.moe import ROUTINGS
+from cudnn_fe_testkit.on_gpu import poison
 from cudnn_fe_testkit.swiglu import c_tolerance
 
 pytestmark = pytest.mark.gpu
@@ -44,8 +44,9 @@ BACKENDS = [kernel.backend for kernel in UNFUSED.kernels]
 
 @pytest.fixture(autouse=True)
 def _poisoned() -> Iterator[None]:
-    with poisoned_memory():
-        yield
+    poison()
+    yield
+    torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -34,12 +34,12 @@ from cudnn_fe_testkit.grouped_gpu import (
     N,
     activated,
     glu,
-    poisoned_memory,
     random,
     serves,
     unfused,
     worst_matrix,
 )
+from cudnn_fe_testkit.on_gpu import poison
 
 pytestmark = pytest.mark.gpu
 BACKENDS = [kernel.backend for kernel in UNFUSED.kernels]
@@ -47,8 +47,9 @@ BACKENDS = [kernel.backend for kernel in UNFUSED.kernels]
 
 @pytest.fixture(autouse=True)
 def _poisoned() -> Iterator[None]:
-    with poisoned_memory():
-        yield
+    poison()
+    yield
+    torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ __all__ = [
     "N",
     "activated",
     "glu",
-    "poisoned_memory",
     "random",
     "serves",
     "unfused",
@@ -123,15 +120,6 @@ def activated(c: torch.Tensor, act: str) -> torch.Tensor:
         return torch.sigmoid(gate) * gate * up
     gate, up = gate.clamp(max=7), up.clamp(-7, 7)
     return torch.sigmoid(1.702 * gate) * gate * (up + 1)
-
-
-@contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Fill the allocator's free blocks with NaN, so that elements that nobody writes are seen."""
-    blocks = [torch.full((1 << size,), float("nan"), device=CUDA) for size in (8, 12, 16, 20, 24)]
-    del blocks
-    yield
-    torch.cuda.synchronize()
 
 
 def unfused(case: Case, backend: str | None = None, **options: Any) -> Any:

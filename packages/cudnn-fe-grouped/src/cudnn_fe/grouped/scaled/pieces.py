@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.core.arrays import astype, cast
+from cudnn_fe.core.arrays import astype, cast, is_jax
 from cudnn_fe.core.block_scale import (
     BlockFormat,
     dequantize,
@@ -52,7 +52,7 @@ def dequantized(xp: Any, codes: Any, plain: Any, format: BlockFormat) -> Any:
 
 def scaled_product(problem: ScaledRows, xp: Any, groups: Groups, a: Any, b: Any, sfa: Any, sfb: Any) -> Any:
     """``sum_k (A SFA)[m,k] (B SFB)[expert of m,n,k]`` as float32 (M, N); zeros in the rows past the end."""
-    m, n, k, _ = problem.extents
+    m, n, k, count = problem.extents
     if k == 0:
         return zeros(xp, (m, n), a)
     format = problem.format
@@ -63,7 +63,11 @@ def scaled_product(problem: ScaledRows, xp: Any, groups: Groups, a: Any, b: Any,
         sfb = xp.reshape(gather_bytes(xp, sfb, size), (-1,))
     weights = dense_weights(problem, xp, b)
     plain = unswizzle_scales(sfb.view(xp.uint8), n, columns)
-    return grouped_product(xp, groups, left, dequantized(xp, weights, plain, format))
+    if is_jax(xp):
+        return grouped_product(xp, groups, left, dequantized(xp, weights, plain, format))
+    # One expert after another: dequantising takes several times the memory of its result.
+    matrices = [dequantized(xp, weights[expert], plain[expert], format) for expert in range(count)]
+    return grouped_product(xp, groups, left, xp.stack(matrices))
 
 
 def nothing(problem: ScaledRows, xp: Any, like: Any) -> tuple[Any, ...]:

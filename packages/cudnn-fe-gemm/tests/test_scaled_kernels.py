@@ -84,6 +84,13 @@ def test_compiles(op: Op, kind: str, backend: str, arch: str) -> None:
     assert compile_now(kernel.module, kernel.specialise(call, chip), arch) is not None
 
 
+def test_every_target_is_compiled_for() -> None:
+    assert {kernel.module for kernel in AMAX.kernels} == {
+        kernel.module for op in (DSRELU, FORWARD, SCALED, SRELU) for kernel in op.kernels
+    }
+    assert {target for kernel in AMAX.kernels for target in kernel.targets} == set(CHIPS)
+
+
 def test_hopper_alone_runs_the_hopper_main_loop() -> None:
     sm90, portable = AMAX.kernels
     call = problem(AMAX)

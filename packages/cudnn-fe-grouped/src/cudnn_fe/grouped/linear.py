@@ -10,16 +10,7 @@ from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.forms import permuted
 from cudnn_fe.grouped.groups import Groups, of_rows, sum_rows
 
-__all__ = ["contiguous", "form_of", "linear_gradients", "namespace", "product", "weight_gradient"]
-
-
-def namespace(x: Any) -> Any:
-    """The array namespace of a torch tensor or a JAX array."""
-    if hasattr(x, "permute"):
-        import array_api_compat.torch as xp
-    else:
-        import jax.numpy as xp
-    return xp
+__all__ = ["contiguous", "form_of", "linear_gradients", "product", "weight_gradient"]
 
 
 def contiguous(x: Any) -> Any:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.arrays import astype
+from cudnn_fe.core.codecs.bits import namespace_of
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.grouped.glu_gradient import glu_gradient
 from cudnn_fe.grouped.groups import groups_of, keep, sum_rows
-from cudnn_fe.grouped.linear import contiguous, form_of, linear_gradients, namespace, product
+from cudnn_fe.grouped.linear import contiguous, form_of, linear_gradients, product
 
 __all__ = ["GRADIENT"]
 
@@ -27,7 +28,7 @@ def _backward(
     dc = None if dc is None or dc.shape[0] != a.shape[0] else dc
     if a.shape[0] == 0 or (dd is None and dc is None):
         return (None,) * 6
-    xp = namespace(a)
+    xp = namespace_of(a)
     # The gradient of the sums themselves is wanted by those of alpha and of the bias alone; alpha times it by the rest.
     apart = needed[3] or (bias is not None and needed[5])
     groups = groups_of(xp, offsets, a.shape[0]) if apart or dd is None else None

@@ -8,13 +8,13 @@ import numpy as np
 
 from cudnn_fe.core.arrays import astype
 from cudnn_fe.core.call import call
+from cudnn_fe.core.codecs.bits import namespace_of
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import NotYetSupportedError
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.grouped.activation import gated_derivative
 from cudnn_fe.grouped.arrays import interleave, split_pairs
 from cudnn_fe.grouped.groups import Groups, groups_of, keep, of_rows, sum_rows
-from cudnn_fe.grouped.linear import namespace
 from cudnn_fe.grouped.scaled.pieces import rectified
 from cudnn_fe.grouped.scaled.reference import clamped_tanh, squared
 from cudnn_fe.grouped.unfused.reference import bias_of_rows
@@ -75,7 +75,7 @@ def _backward(
             wanted="gradients of results without scales",
             remedy="call the explicit backward function with the gradient of what D stands for",
         )
-    xp = namespace(saved[_ALPHA])
+    xp = namespace_of(saved[_ALPHA])
     alpha, prob, bias, row_scale = (saved[place] for place in (_ALPHA, _PROB, _BIAS, _ROW_SCALE))
     offsets = xp.zeros_like(saved[4]) + rows if given["single_group"] else saved[4]
     groups = groups_of(xp, offsets, rows)

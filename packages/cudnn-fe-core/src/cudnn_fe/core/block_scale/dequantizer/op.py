@@ -12,6 +12,7 @@ from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, ShapeError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
+from cudnn_fe.core.powers import common_power_of_two
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_rows, require_same_device, require_shape
 from cudnn_fe.core.row_plan import access_bytes
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
@@ -122,8 +123,8 @@ def dequantize_kernel(problem: Any, where: Device, *, columns: bool, packed: boo
         scales_rank=problem.scales.ndim,
         factor_rank=None if problem.factor is None else problem.factor.ndim,
         out_dtype=out.dtype.name,
-        in_access=min(width & -width, most),
-        out_access=min(width & -width, _SIDE),
+        in_access=common_power_of_two(most, width),
+        out_access=common_power_of_two(_SIDE, width),
         arch=where.arch,
     )
 

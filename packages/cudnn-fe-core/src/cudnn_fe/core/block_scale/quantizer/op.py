@@ -13,6 +13,7 @@ from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
+from cudnn_fe.core.powers import common_power_of_two
 from cudnn_fe.core.require import require_dtype, require_one_of, require_rows, require_same_device
 from cudnn_fe.core.row_plan import access_bytes
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
@@ -119,11 +120,6 @@ class BlockQuantize(Problem):
         return 0
 
 
-def _power_of_two(count: int, most: int) -> int:
-    """The largest power of two up to ``most`` that divides ``count``."""
-    return min(count & -count, most) if count else most
-
-
 def _specialise(problem: Any, where: Device) -> QuantizeSpec:
     return quantize_kernel(problem, problem.norm, where, problem.row_recipe, problem.column_recipe)
 
@@ -153,8 +149,8 @@ def quantize_kernel(
         scales_rank=scales.ndim,
         norm_rank=None if norm is None else norm.ndim,
         amax=problem.amax,
-        x_access=_power_of_two(columns, max(min(access_bytes(x) // x.dtype.itemsize, _SIDE), 1)),
-        out_access=_power_of_two(columns, _SIDE),
+        x_access=common_power_of_two(max(min(access_bytes(x) // x.dtype.itemsize, _SIDE), 1), columns),
+        out_access=common_power_of_two(_SIDE, columns),
         arch=where.arch,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import cutlass
 from cuda.bindings.driver import CUstream
@@ -44,6 +44,7 @@ class GemmSm90:
         epilogue: The function from a block of accumulators to the outputs' fragments.
         block_columns: Accumulator columns that one call of the epilogue sees.
         layout: How the tensors lie, and which tiles there are.
+        part: ``"first"`` and ``"rest"`` for two launches that share the work: see `gemm_in_waves`.
 
     With K split, a cluster works on one output tile and then exits: its partial sums travel through the stages' memory.
     """
@@ -55,8 +56,10 @@ class GemmSm90:
         epilogue: Epilogue,
         block_columns: int,
         layout: GemmLayout = DenseGemm(),  # noqa: B008
+        part: Literal["whole", "first", "rest"] = "whole",
     ) -> None:
         tile = spec.tile or GemmTile()
+        self.part = part
         self.spec, self.tile, self.outputs, self.epilogue = spec, tile, outputs, epilogue
         self.block_columns = block_columns
         self.layout = layout
@@ -224,7 +227,7 @@ class GemmSm90:
         )
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
 
-        if cutlass.const_expr(self.tile.early_launch and len(tables) > 0):
+        if cutlass.const_expr(self.tile.early_launch and len(tables) + len(reads) > 0):
             cute.arch.griddepcontrol_wait()  # the previous kernel may write what the schedule and the epilogue read
         tiles = self.layout.schedule(extents, tables, self.cta_tile, self.cluster, self.tile.group_m)
         first = cute.arch.block_idx()[2] // self.tile.split_k
@@ -270,15 +273,21 @@ class GemmSm90:
         a_mask = a_mask if self.tile.cluster_n > 1 else None
         b_mask = b_mask if self.tile.cluster_m > 1 else None
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
-        if cutlass.const_expr(self.tile.early_launch):
+        if cutlass.const_expr(self.tile.early_launch and self.part != "rest"):
             cute.arch.griddepcontrol_wait()  # the consumers store only what depends on these loads
+        if cutlass.const_expr(self.tile.early_launch and self.part == "first"):
+            cute.arch.griddepcontrol_launch_dependents()  # the rest's CTAs take the place of those that end
         for linear in cutlass.range(first, tiles.total(), step, unroll=1):
             at = self.layout.place(tiles, linear, rank, self.cta_tile)
             from_a = k_tiles(load_a, at.a, (self.a_rows, self.k), sA, rank[1], self.tile.cluster_n)
             from_b = k_tiles(load_b, at.b, (self.tile.n, self.k), sB, rank[0], self.tile.cluster_m)
             state = mainloop_sm90.produce(ring, state, load_a, load_b, from_a, from_b, at.k_tiles, a_mask, b_mask)
-        if cutlass.const_expr(self.tile.early_launch):
+        if cutlass.const_expr(self.tile.early_launch and self.part != "first"):
             cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(self.tile.early_launch and self.part == "rest"):
+            # Every CTA of the first part has waited for the stream before this part began. What follows in the stream
+            # waits for this part alone, so this one ends after the first.
+            cute.arch.griddepcontrol_wait()
         ring.producer_tail(state)
 
     @cute.jit

@@ -61,7 +61,9 @@ def add_column_parts(
     With `tiled` the parts are of tiles of the buffer, wherever experts begin: tile t has the place ``t + e``.
     """
     grid = (cute.ceil_div(Int32(sums.shape[1]), _THREADS), Int32(sums.shape[0]), 1)
-    _add_column_parts(parts, offsets, rows, sums, height, tiled).launch(grid=grid, block=(_THREADS, 1, 1), stream=stream)
+    _add_column_parts(parts, offsets, rows, sums, height, tiled).launch(
+        grid=grid, block=(_THREADS, 1, 1), stream=stream
+    )
 
 
 @cute.kernel

@@ -14,19 +14,18 @@ from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.registry import ops
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.core.toolchain import missing_toolchain
-from cudnn_fe.grouped.dglu_scaled.op import BACKWARD as DGLU
-from cudnn_fe.grouped.discrete_dswiglu.op import BACKWARD as DISCRETE_BACK
 from cudnn_fe.grouped.discrete_swiglu.op import FORWARD as DISCRETE
-from cudnn_fe.grouped.dsrelu.op import BACKWARD as DSRELU
-from cudnn_fe.grouped.dswiglu.op import BACKWARD as DSWIGLU
+from cudnn_fe.grouped.glu_hadamard.op import FORWARD as HADAMARD
+from cudnn_fe.grouped.glu_hadamard_quant.op import FORWARD as HADAMARD_QUANT
 from cudnn_fe.grouped.glu_scaled.op import SCALED as GLU
 from cudnn_fe.grouped.quant.op import FORWARD as QUANT
+from cudnn_fe.grouped.scaled.forward import ScaledForward
 from cudnn_fe.grouped.scaled.forward_spec import ForwardSpec
 from cudnn_fe.grouped.srelu.op import FORWARD as SRELU
 from cudnn_fe.grouped.swiglu.op import FORWARD as SWIGLU
-from cudnn_fe.grouped.wgrad_scaled.op import SCALED as WGRAD
 from cudnn_fe_testkit.scaled_gemm import KINDS
 
 CHIPS = {
@@ -48,7 +47,9 @@ def scales(format: Any, rows: int, count: int = 1) -> TensorSpec:
     return tensor((count * math.prod(scale_shape(rows, -(-K // format.block))),), format.scale.name)
 
 
-def problem(op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, discrete: bool = False, **options: Any) -> Problem:
+def problem(
+    op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, n: int = N, discrete: bool = False, **options: Any
+) -> Problem:
     format = KINDS[kind]
     fp4 = format.element.bits == 4
     k, element = K // 2 if fp4 else K, "float4_e2m1fn" if fp4 else format.element.name
@@ -64,27 +65,11 @@ def problem(op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, discrete: bool =
         "tanh_clamp_scale": None,
     }
     bias, row_scale = options.pop("bias", None), options.pop("row_scale", False)
-    kept, dbias = options.pop("c", None), options.pop("dbias", False)
-    b, sfb = tensor((L, N, k), element, options.pop("order", None)), scales(format, N, L)
+    b, sfb = tensor((L, n, k), element, options.pop("order", None)), scales(format, n, L)
     if discrete:
         b = sfb = tensor((L,), "int64")
-        named |= {"n": N, "n_major": False}
+        named |= {"n": n, "n_major": False}
     named |= options
-    if kept is not None:
-        return op.bind(
-            tensor((M, k), element),
-            tensor((M, N if epilogue == "srelu" else 2 * N), kept),
-            b,
-            scales(format, M),
-            sfb,
-            tensor((L,), "int32"),
-            tensor((L,)),
-            None if dbias else tensor((L,)),
-            tensor((M,)),
-            None if fp4 else tensor((1,)),
-            **named,
-            generate_dbias=dbias,
-        )
     return op.bind(
         tensor((M, k), element),
         b,
@@ -94,32 +79,18 @@ def problem(op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, discrete: bool =
         tensor((L,)),
         tensor((M,), "bfloat16") if epilogue == "srelu" else tensor((M,)),
         None if fp4 else tensor((1,)),
-        None if bias is None else tensor((N, L), bias, (0, 1)),
+        None if bias is None else tensor((n, L), bias, (0, 1)),
         tensor((M,)) if row_scale else None,
+        *([tensor((16, 16), "bfloat16")] if op is HADAMARD else []),
         **named,
     )
 
 
-def weight_gradient(kind: str, major: str = "t", *, addressed: bool = False, **options: Any) -> Problem:
-    """Operands with the buffer's rows, or their own, contiguous."""
-    format = KINDS[kind]
-    per = 2 if format.element.bits == 4 else 1
-    element = "uint8" if per == 2 else format.element.name
-    h, i, t = N, 2 * N, M
-    packed = [tensor((math.prod(scale_shape(rows, t // format.block)),), format.scale.name) for rows in (h, i)]
-    factors = [tensor((L,))] * 2 if format.scale.name == "float8_e4m3fn" else [None] * 2
-    named = {"wgrad_dtype": "bfloat16", "ragged": False, "accumulate": False} | options
-    return WGRAD.bind(
-        tensor((h, t // per), element, None if major == "t" else (0, 1)),
-        tensor((t // per, i), element, (0, 1) if major == "t" else None),
-        *packed,
-        tensor((L,), "int32"),
-        *factors,
-        tensor((L, h, i), "bfloat16") if named["accumulate"] and not addressed else None,
-        tensor((L,), "int64") if addressed else None,
-        sf_vec_size=format.block,
-        **named,
-    )
+def hadamard_quant(**options: Any) -> Problem:
+    """All results in FP4, along rows and along columns."""
+    fp4 = "float4_e2m1fn"
+    named = {"d_dtype": fp4, "rht_rowwise_dtype": fp4, "rht_colwise_dtype": fp4, "glu_alpha": 2.0, "glu_limit": 3.0}
+    return problem(HADAMARD_QUANT, "geglu", "nvfp4", n=256, **named, **options)
 
 
 PROBLEMS: dict[str, tuple[Op, Problem]] = {
@@ -130,13 +101,8 @@ PROBLEMS: dict[str, tuple[Op, Problem]] = {
     "discrete, geglu, MXFP4": (DISCRETE, problem(DISCRETE, "geglu", "mxfp4", discrete=True)),
     "discrete, n-major": (DISCRETE, problem(DISCRETE, "swiglu", discrete=True, n_major=True)),
     "srelu, bounded": (SRELU, problem(SRELU, "srelu", "mxfp8_e5m2", tanh_clamp_scale=16.0, zero_tail=False)),
-    "dglu, with the bias's": (DGLU, problem(DGLU, "geglu", c="bfloat16", dbias=True)),
-    "dswiglu, situglu, NVFP4": (DSWIGLU, problem(DSWIGLU, "situglu", "nvfp4", c="float32")),
-    "discrete dswiglu": (DISCRETE_BACK, problem(DISCRETE_BACK, "swiglu", c="float16", discrete=True)),
-    "dsrelu, bounded": (DSRELU, problem(DSRELU, "srelu", c="float8_e5m2", dbias=True, tanh_clamp_scale=2.5)),
-    "wgrad": (WGRAD, weight_gradient("mxfp8_e4m3", "rows")),
-    "wgrad, NVFP4, added": (WGRAD, weight_gradient("nvfp4", accumulate=True, ragged=True)),
-    "wgrad, at addresses": (WGRAD, weight_gradient("mxfp8_e5m2", addressed=True, accumulate=True)),
+    "hadamard, a matrix": (HADAMARD, problem(HADAMARD, "swiglu", "nvfp4")),
+    "hadamard, quantised": (HADAMARD_QUANT, hadamard_quant()),
 }
 CASES = [
     *[("quant", "portable", arch) for arch in CHIPS],
@@ -146,16 +112,8 @@ CASES = [
     ("discrete, geglu, MXFP4", "portable", "sm_80"),
     ("discrete, n-major", "portable", "sm_90a"),
     ("srelu, bounded", "portable", "sm_100a"),
-    ("dglu, with the bias's", "portable", "sm_90a"),
-    ("dswiglu, situglu, NVFP4", "sm90", "sm_90a"),
-    ("discrete dswiglu", "portable", "sm_120a"),
-    ("dsrelu, bounded", "portable", "sm_80"),
-    ("dsrelu, bounded", "portable", "sm_100a"),
-    ("wgrad", "sm90", "sm_90a"),
-    ("wgrad, NVFP4, added", "portable", "sm_80"),
-    ("wgrad, NVFP4, added", "portable", "sm_120a"),
-    ("wgrad, at addresses", "sm90", "sm_90a"),
-    ("wgrad, at addresses", "portable", "sm_100a"),
+    ("hadamard, a matrix", "portable", "sm_120a"),
+    ("hadamard, quantised", "portable", "sm_80"),
 ]
 
 
@@ -169,9 +127,9 @@ def test_compiles(name: str, backend: str, arch: str) -> None:
 
 
 def test_every_op_and_target_is_compiled() -> None:
-    assert {op.name for op, _ in PROBLEMS.values()} == {op.name for op in (
-        QUANT, GLU, SWIGLU, DISCRETE, SRELU, DGLU, DSWIGLU, DISCRETE_BACK, DSRELU, WGRAD
-    )}  # fmt: skip
+    assert {op.name for op, _ in PROBLEMS.values()} == {
+        op.name for op in ops(public=False) if issubclass(op.problem, ScaledForward)
+    }
     assert {name for name, *_ in CASES} == set(PROBLEMS)
     assert {target for kernel in QUANT.kernels for target in kernel.targets} == {arch for *_, arch in CASES}
 
@@ -192,22 +150,6 @@ def test_scratch() -> None:
         assert (a.shape, b.shape, product.shape) == ((M, K), weights, (M, N))
         assert [spec.dtype.name for spec in (a, b, product)] == ["bfloat16", "bfloat16", "float32"]
         assert b.dense_in(1 if name.endswith("n-major") else 2)
-
-
-def test_scratch_of_gradients() -> None:
-    for name, parts in (("dglu, with the bias's", (M // 32 + L, 2 * N)), ("discrete dswiglu", (0, 2 * N))):
-        op, call = PROBLEMS[name]
-        kernel = op.kernels[1]
-        assert kernel.scratch is not None
-        *_, of_rows, of_columns = kernel.scratch(call, kernel.specialise(call, CHIPS["sm_80"]))
-        assert (of_rows.shape, of_columns.shape) == ((N // 64, M), parts)
-    sm90, portable = WGRAD.kernels
-    call = PROBLEMS["wgrad"][1]
-    assert portable.scratch is not None
-    assert [spec.shape for spec in portable.scratch(call, None)] == [(M, N), (M, 2 * N)]
-    odd = weight_gradient("mxfp8_e4m3", "rows")
-    object.__setattr__(odd, "b_tensor", tensor((M, 2 * N + 1), "float8_e4m3fn"))
-    assert sm90.refuse(odd, CHIPS["sm_90a"]) == "wgrad_tensor's rows of 257 elements are not multiples of 16 bytes"
 
 
 def test_no_extent_is_compiled_in() -> None:

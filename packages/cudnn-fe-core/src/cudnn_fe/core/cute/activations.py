@@ -13,6 +13,7 @@ from cudnn_fe.core.cute.ptx_base import assemble
 __all__ = [
     "GEGLU_ALPHA",
     "GEGLU_CLAMP",
+    "bounded",
     "geglu",
     "geglu_gradient",
     "rectified",
@@ -74,6 +75,11 @@ def _most(x: Any, bound: Any) -> Float32:
     return value
 
 
+def bounded(x: Any, low: Any, high: Any) -> Float32:
+    """``x`` within bounds; NaN stays NaN."""
+    return _least(_most(x, low), high)
+
+
 def geglu(
     value: Float32,
     gate: Float32,
@@ -83,7 +89,7 @@ def geglu(
     low: Any = -GEGLU_CLAMP,
 ) -> Float32:
     """``(value + offset) * (sigmoid(alpha * gate) * gate)`` of the gate bounded above and the value on both sides."""
-    gate, value = _least(gate, high), _least(_most(value, low), high)
+    gate, value = _least(gate, high), bounded(value, low, high)
     return (value + offset) * (sigmoid(gate * alpha) * gate)
 
 
@@ -105,9 +111,9 @@ def geglu_gradient(
     value: Float32, gate: Float32, offset: Float32, alpha: Any, high: Any, low: Any
 ) -> tuple[Float32, Float32, Float32]:
     """``(d/dvalue, d/dgate, geglu)``; gradients flow at exactly the bounds, and none does beyond them."""
-    bounded, inner = _least(gate, high), _least(_most(value, low), high)
-    share = sigmoid(bounded * alpha)
-    through, shifted = bounded * share, inner + offset
+    upper, inner = _least(gate, high), bounded(value, low, high)
+    share = sigmoid(upper * alpha)
+    through, shifted = upper * share, inner + offset
     of_gate = shifted * (share + alpha * through * (Float32(1.0) - share))
     flows = Float32(value >= low) * Float32(value <= high)
     return through * flows, of_gate * Float32(gate <= high), shifted * through

@@ -113,13 +113,18 @@ class BlockQuantizer:
         return cutlass.select_(is_nan, Int32(0xFF), code), as_float(cutlass.select_(is_nan, Int32(_NAN), inverse))
 
     @staticmethod
-    def _e4m3(wanted: Any) -> tuple[Int32, Float32]:
-        """Rounded to nearest, saturating, and its reciprocal, rounded; infinity for 0."""
+    def e4m3(wanted: Any) -> tuple[Int32, Float32]:
+        """The code of a scale rounded to nearest, saturating, and its value."""
         is_nan = as_bits(wanted) > _INFINITY
         size = cute.arch.fmin(wanted, Float32(E4M3.largest))
-        inverse = divide(1.0, E4M3.value(size))
         code = cutlass.select_(is_nan, Int32(0x7F), E4M3.code(size))
-        return code, as_float(cutlass.select_(is_nan, Int32(_NAN), as_bits(inverse)))
+        return code, as_float(cutlass.select_(is_nan, Int32(_NAN), as_bits(E4M3.value(size))))
+
+    @classmethod
+    def _e4m3(cls, wanted: Any) -> tuple[Int32, Float32]:
+        """`e4m3`'s code, and the reciprocal, rounded; infinity for 0."""
+        code, value = cls.e4m3(wanted)
+        return code, divide(1.0, value)
 
     def words(self, values: list[Any]) -> list[Int32]:
         """Multiplied values as codes: four FP8 or eight FP4 a word."""

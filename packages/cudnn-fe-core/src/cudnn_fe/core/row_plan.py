@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cudnn_fe.core.powers import common_power_of_two, next_power_of_two
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["RowPlan", "access_bytes", "row_plan"]
+__all__ = ["RowPlan", "StreamPlan", "access_bytes", "row_plan"]
 
 _VECTOR_BYTES = 16
 _BLOCK = 128  # threads that narrow rows share a block up to
@@ -45,9 +45,52 @@ class RowPlan:
         return self.threads * self.groups
 
     @property
+    def parts(self) -> int:
+        """Warps, or where a warp has several rows, groups of threads, that share a row."""
+        return self.ctas * max(self.threads // 32, 1)
+
+    @property
     def kept_bytes(self) -> int:
         """Shared memory for the rows that a block works on; none for what its registers hold."""
         return self.block * self.vectors * self.tiles * _VECTOR_BYTES if self.kept and self.tiles > 1 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """Threads, registers and shared memory of rows that follow one another through a CTA.
+
+    Attributes:
+        threads: Of a CTA.
+        vectors: 16-byte vectors of a row, and as many of the weight, in one thread's registers.
+        ctas: CTAs of a cluster that share a row; 1 without a cluster.
+        part: Vectors of a row in each of them, an even number where there are several.
+        stages: Rows in shared memory.
+        blocks: CTAs of a multiprocessor.
+        clusters: Clusters, or CTAs without a cluster, that run at once.
+    """
+
+    threads: int
+    vectors: int
+    ctas: int
+    part: int
+    stages: int
+    blocks: int
+    clusters: int
+
+    @property
+    def tile(self) -> int:
+        """Vectors that a CTA has room for."""
+        return self.threads * self.vectors
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a row, or a part of one."""
+        return self.tile * _VECTOR_BYTES
+
+    @property
+    def parts(self) -> int:
+        """Warps that share a row."""
+        return self.ctas * self.threads // 32
 
 
 def row_plan(columns: int, *, vectors: int = 4, least_threads: int = 1, clusters: bool = False) -> RowPlan:

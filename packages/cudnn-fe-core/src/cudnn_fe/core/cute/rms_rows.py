@@ -55,27 +55,26 @@ class RmsRows:
         )
 
     @cute.jit
-    def each_vector(
+    def each_row(
         self,
         x: cute.Tensor,
         weight: cute.Tensor,
         eps: Float32,
         shared: Int32,
         finish: cutlass.Constexpr[Callable[..., None]],
-    ) -> Int64:
+        close: cutlass.Constexpr[Callable[..., None]],
+    ) -> None:
         """Normalise this thread's part of its row; every thread of the block, or cluster, takes part.
 
         Args:
             x: (M, N) bfloat16.
             weight: (N,) bfloat16.
             eps: Added to the mean square.
-            shared: Address of `shared_bytes` bytes. Slot 1 of reductions with `groups`, `RowPlan.kept_bytes` behind it,
-                stays free.
+            shared: Address of `shared_bytes` bytes.
             finish: Called as ``finish(row, vector, values, factors, scale, valid)`` with a vector's eight values and
                 weights, both fp32, and the row's 1 / rms. Lanes of a warp call it together, whatever ``valid`` says.
-
-        Returns:
-            The row, which may lie behind the last one.
+            close: Called after a row's last vector as ``close(row, part, lane, valid)``: the number of this warp, or
+                group of fewer threads, in the row, and this thread's in the row, or in the CTA's part of it.
         """
         plan = self.plan
         words, weights = (cute.make_rmem_tensor(4 * plan.vectors, Int32) for _ in range(2))
@@ -114,7 +113,10 @@ class RmsRows:
                     widen_pairs([given[index * 4 + part] for part in range(4)]) for given in (words, weights)
                 )
                 finish(row, vector, values, factors, scale, Int32(vector < limit))
-        return row
+        part = Int32(lane // 32)
+        if cutlass.const_expr(plan.ctas > 1):
+            part += Int32(cute.arch.block_in_cluster_idx()[0]) * (plan.parts // plan.ctas)
+        close(row, part, lane, Int32(row < Int64(x.shape[0])))
 
     @cute.jit
     def _fetch(self, x: cute.Tensor, row: Int64, own: Int32, tile: Int32, start: Int32, limit: Int32) -> None:

@@ -13,7 +13,7 @@ from cudnn_fe.core.cute.activations import silu
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs
 from cudnn_fe.core.cute.exact import divide_by
-from cudnn_fe.core.cute.rms_rows import RmsRows
+from cudnn_fe.core.cute.rms_stream import rms_rows
 from cudnn_fe.core.cute.row_vectors import VECTOR, store_global, store_words
 from cudnn_fe.core.cute.small_floats import e2m1_word, fp8_words, has_fp8
 from cudnn_fe.norm_rope.rmsnorm_silu.op import BLOCK, SiluSpec
@@ -26,7 +26,7 @@ _LEAST_SCALE = 1.17549435e-38
 class _RmsNormSilu:
     def __init__(self, spec: SiluSpec) -> None:
         self.spec = spec
-        self.rows = RmsRows(spec.columns, spec.width, spec.plan)
+        self.rows = rms_rows(spec.columns, spec.width, spec.plan)
         self.native_fp8 = has_fp8(spec.arch)
 
     @cute.jit
@@ -36,7 +36,7 @@ class _RmsNormSilu:
     @cute.kernel
     def kernel(self, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, scales: Any, eps: Float32) -> None:
         shared = SmemAllocator().allocate(self.rows.shared_bytes, 16).toint()
-        self.rows.each_vector(x, weight, eps, shared, partial(self.activate, out, scales))
+        self.rows.each_row(x, weight, eps, shared, partial(self.activate, out, scales), lambda *_: None)
 
     def activate(
         self,

@@ -29,6 +29,7 @@ class RowPlan:
         ctas: CTAs of a cluster that share a row; 1 without a cluster.
         part: Vectors of a row in each of them, an even number where there are several.
         kept: Whether registers or shared memory hold the part, so that the second time reads no memory.
+        run: Neighbouring vectors among a thread's.
     """
 
     threads: int
@@ -38,6 +39,7 @@ class RowPlan:
     ctas: int = 1
     part: int = 0
     kept: bool = True
+    run: int = 1
 
     @property
     def block(self) -> int:
@@ -67,6 +69,7 @@ class StreamPlan:
         stages: Rows in shared memory.
         blocks: CTAs of a multiprocessor.
         clusters: Clusters, or CTAs without a cluster, that run at once.
+        run: Neighbouring vectors among a thread's.
     """
 
     threads: int
@@ -76,6 +79,7 @@ class StreamPlan:
     stages: int
     blocks: int
     clusters: int
+    run: int = 1
 
     @property
     def tile(self) -> int:
@@ -93,7 +97,9 @@ class StreamPlan:
         return self.ctas * self.threads // 32
 
 
-def row_plan(columns: int, *, vectors: int = 4, least_threads: int = 1, clusters: bool = False) -> RowPlan:
+def row_plan(
+    columns: int, *, vectors: int = 4, least_threads: int = 1, clusters: bool = False, run: int = 1
+) -> RowPlan:
     """The plan for rows of ``columns`` 16-bit elements.
 
     Args:
@@ -101,10 +107,11 @@ def row_plan(columns: int, *, vectors: int = 4, least_threads: int = 1, clusters
         vectors: Vectors a thread should hold.
         least_threads: A power of two.
         clusters: Whether the device has clusters, for rows too wide for one CTA.
+        run: Neighbouring vectors that one thread should hold, 1 or 2.
 
     Example:
         >>> row_plan(4096)
-        RowPlan(threads=128, groups=1, vectors=4, tiles=1, ctas=1, part=512, kept=True)
+        RowPlan(threads=128, groups=1, vectors=4, tiles=1, ctas=1, part=512, kept=True, run=1)
     """
     per_row = -(-columns * 2 // _VECTOR_BYTES)
     ctas = min(next_power_of_two(-(-per_row // _WIDE_PART)), _MOST_CTAS) if clusters else 1
@@ -113,10 +120,11 @@ def row_plan(columns: int, *, vectors: int = 4, least_threads: int = 1, clusters
     threads = max(min(next_power_of_two(-(-part // vectors)), _WIDE_BLOCK), least_threads)
     tiles = -(-part // (threads * vectors))
     held = max(-(-part // (threads * tiles)), 1)
+    held += held % run
     groups = max(_BLOCK // threads, 1)
     groups = max(groups, 32 // threads)  # whole warps
     kept = tiles * threads * groups * held * _VECTOR_BYTES <= _MOST_KEPT
-    return RowPlan(threads, groups, held, tiles, ctas, part, kept)
+    return RowPlan(threads, groups, held, tiles, ctas, part, kept, run)
 
 
 def access_bytes(*specs: TensorSpec | None) -> int:

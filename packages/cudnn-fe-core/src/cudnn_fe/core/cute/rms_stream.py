@@ -20,7 +20,7 @@ from cudnn_fe.core.cute.exact import reciprocal_square_root
 from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
 from cudnn_fe.core.cute.rms_rows import RmsRows
 from cudnn_fe.core.cute.row_reduce import RowGroups
-from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address
+from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, nth_vector, row_address
 from cudnn_fe.core.row_plan import RowPlan, StreamPlan
 
 __all__ = ["RmsStream", "rms_rows"]
@@ -75,7 +75,7 @@ class RmsStream:
         close: cutlass.Constexpr[Callable[..., None]],
     ) -> None:
         """Normalise this CTA's rows, or its parts of them; arguments as `RmsRows.each_row` has them."""
-        plan = self.plan
+        plan, run = self.plan, self.plan.run
         thread, ctas = Int32(cute.arch.thread_idx()[0]), plan.ctas
         cluster, clusters = Int32(cute.arch.block_idx()[0]) // ctas, Int32(cute.arch.grid_dim()[0]) // ctas
         rank = Int32(cute.arch.block_in_cluster_idx()[0]) if cutlass.const_expr(ctas > 1) else Int32(0)
@@ -87,14 +87,14 @@ class RmsStream:
             self._fetch(x, shared, thread, cluster + turn * clusters, rows, Int32(turn), start, end)
         held = plan.vectors <= _HELD
         weights, words = (cute.make_rmem_tensor(4 * plan.vectors, Int32) for _ in range(2))
-        load_vectors(weights, weight.iterator.toint(), start + thread, plan.threads, end, 16)
+        load_vectors(weights, weight.iterator.toint(), start + thread * run, plan.threads, end, 16, run)
         for turn in cutlass.range((rows - cluster + clusters - 1) // clusters, unroll=1):
             row, stage = cluster + turn * clusters, turn % plan.stages
-            place = shared + stage * plan.stage_bytes + thread * 16
+            place = shared + stage * plan.stage_bytes + thread * (16 * run)
             bulk.wait(shared + self.barriers + stage * 8, (turn // plan.stages) & 1)
             total = Float32(0.0)
             for index in cutlass.range_constexpr(plan.vectors):
-                loaded = load_shared(place + index * (16 * plan.threads), 4)
+                loaded = load_shared(place + 16 * nth_vector(index, plan.threads, run), 4)
                 if cutlass.const_expr(held):
                     for part in cutlass.range_constexpr(4):
                         words[index * 4 + part] = loaded[part]
@@ -110,15 +110,16 @@ class RmsStream:
             if cutlass.const_expr(ctas > 1):
                 total = self._exchange(shared, thread, total, turn, rank)
             scale = reciprocal_square_root(total * Float32(1.0 / self.columns) + eps)
-            for index in cutlass.range_constexpr(plan.vectors):
-                vector = start + thread + index * plan.threads
+            for index in cutlass.range_constexpr(0, plan.vectors, run):
+                behind = nth_vector(index, plan.threads, run)
+                vector = start + thread * run + behind
                 valid = Int32(1) if cutlass.const_expr(self.exact) else Int32(vector < end)
                 if cutlass.const_expr(held):
-                    values = widen_pairs([words[index * 4 + part] for part in range(4)])
+                    mine = [words[index * 4 + part] for part in range(4 * run)]
                 else:
-                    values = widen_pairs(load_shared(place + index * (16 * plan.threads), 4))
-                factors = widen_pairs([weights[index * 4 + part] for part in range(4)])
-                finish(Int64(row), vector, values, factors, scale, valid)
+                    mine = [word for more in range(run) for word in load_shared(place + 16 * (behind + more), 4)]
+                factors = widen_pairs([weights[index * 4 + part] for part in range(4 * run)])
+                finish(Int64(row), vector, widen_pairs(mine), factors, scale, valid)
             close(Int64(row), rank * (plan.threads // 32) + thread // 32, thread, Int32(1))
 
     @cute.jit

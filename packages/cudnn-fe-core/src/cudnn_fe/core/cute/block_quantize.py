@@ -9,7 +9,7 @@ import cutlass
 from cutlass import Float32, Int32, cute
 
 from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
-from cudnn_fe.core.cute.block_tiles import LanePlace, Matrix, ScalePlace, store_vector_bytes
+from cudnn_fe.core.cute.block_tiles import SIDE, LanePlace, Matrix, ScalePlace, store_vector_bytes
 from cudnn_fe.core.cute.exact import divide, multiply
 from cudnn_fe.core.cute.ptx_base import assemble
 from cudnn_fe.core.cute.row_vectors import store_global
@@ -19,6 +19,7 @@ __all__ = ["BlockQuantizer", "e8m0_value", "gather", "quantize_tile", "reduce_sc
 
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
 _ROW_LANES, _COLUMN_LANES = (2, 1), (16, 8)  # lane bits that a block of 32 spans
+_HALVES_LANE = 4
 _FLOAT_MAX = 3.4028234663852886e38
 
 
@@ -198,7 +199,7 @@ def quantize_tile(
     Args:
         quantizer: The recipe.
         place: Where scales lie.
-        values: Eight rows of eight; fewer rows, a power of two of at least the lanes that share a block, along rows.
+        values: Eight rows of eight; or four, where lanes that differ in bit 4 hold the eight rows of the same columns.
         norm: The factor, or None.
         scales: Address of the scales.
         matrix: Extents of the quantised matrix.
@@ -213,6 +214,8 @@ def quantize_tile(
     else:
         largest = _largest_of_pairs(quantizer, pairs, place.columns)
     masks = (_COLUMN_LANES if place.columns else _ROW_LANES)[1 if place.block == 16 else 0 :]
+    if place.columns and len(values) < SIDE:
+        masks = (*masks, _HALVES_LANE)
     owned, first = reduce_scatter(largest, masks, lane, quantizer.larger)
     found = [quantizer.scale_and_multiplier(one, norm) for one in owned]
     offset, step, _ = place.locate(matrix, at, first)

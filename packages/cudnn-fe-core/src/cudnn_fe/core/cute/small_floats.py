@@ -132,7 +132,7 @@ def e2m1_word(values: list[Any], *, scaled: bool = False, apart: bool = False) -
     for even, odd in (pairs[:2], pairs[2:]):
         merge = "{ .reg .b32 e; shr.u32 e, $1, 4; lop3.b32 $0, e, $2, 0xF000F000, 0xD8; }"
         halves += assemble(merge, [Int32], [even, odd])
-    return permute_bytes(*halves, 0x7531)
+    return permute_bytes(halves[0], halves[1], 0x7531)
 
 
 def fp8_words(name: str, values: list[Any], native: bool) -> list[Int32]:

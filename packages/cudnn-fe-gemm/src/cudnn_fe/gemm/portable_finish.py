@@ -217,7 +217,7 @@ class Finish:
             place = ScalePlace(columns, 32, packed=False)
             scaled = quantize_tile(quantizer, place, values, None, scales.iterator.toint(), matrix, at)
             target = Matrix(codes.iterator.toint(), Int64(0), Int64(matrix.columns), matrix.rows, matrix.columns)
-            store_codes(quantizer, place, scaled, target, matrix, at, SIDE)
+            store_codes(quantizer, place, scaled, None, target, matrix, at, SIDE)
 
     def turned(self, values: list[Any], inputs: Any, at: Any, j: int, vector: Any, wanted: Any) -> list[Any]:
         """A row's eight columns of the rotated tile, whose pairs its eight lanes hold side by side.
@@ -261,9 +261,10 @@ class Finish:
             return
         quantizer = BlockQuantizer(self.spec.quantised, "float8_e8m0fnu", "epilogue", self.spec.quotient, self.native)
         place = ScalePlace(columns=False, block=32, packed=True)
-        scaled = quantize_tile(quantizer, place, values, self.factor(inputs), scales.iterator.toint(), matrix, at)
+        factor = self.factor(inputs)
+        scaled = quantize_tile(quantizer, place, values, factor, scales.iterator.toint(), matrix, at)
         if self.spec.out_major == "n":
-            store_codes(quantizer, place, scaled, Matrix.of(out, _ROWS), matrix, at, self.spec.result_access)
+            store_codes(quantizer, place, scaled, factor, Matrix.of(out, _ROWS), matrix, at, self.spec.result_access)
         else:
             self.store(out, name, scaled, matrix, at, 1)
 

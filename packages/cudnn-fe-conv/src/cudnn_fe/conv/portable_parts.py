@@ -1,4 +1,4 @@
-"""What the convolution's kernels share: addresses, vectors, the activation, and where a token stands in its sequence.
+"""What the convolution's kernels share: addresses, vectors, sums of samples times taps, and the activation.
 
 Sums are float32, float64 for float64 ("wide"). Vectors lie along channels or along time.
 """
@@ -6,48 +6,44 @@ Sums are float32, float64 for float64 ("wide"). Vectors lie along channels or al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
-import cutlass
-from cutlass import Float32, Float64, Int32, Int64, cute
+from cutlass import Float32, Float64, Int64, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.core.cute.activations import sigmoid
 from cudnn_fe.core.cute.numerics import element_type
-from cudnn_fe.core.cute.ptx_base import assemble
-from cudnn_fe.core.cute.vectors import load_words
 
 __all__ = [
     "THREADS",
-    "Ahead",
-    "Cursor",
     "Typed",
     "View",
     "activated",
-    "advance",
-    "arrived",
     "at",
+    "bundle",
     "ceil_div",
-    "check_offsets",
     "column",
+    "dot",
     "fake",
-    "fetch",
     "fill",
+    "keep_rows",
+    "launch_limits",
+    "load_parameters",
+    "load_taps",
+    "picked",
     "put",
     "raw",
     "read",
     "read_states",
     "registers",
     "rows_of",
-    "seek",
     "sequence_view",
     "slope",
-    "span_of",
     "states_view",
     "view",
     "wide_type",
     "widen",
-    "widen_words",
     "write",
     "zeros",
 ]
@@ -184,47 +180,6 @@ def keep_rows(held: Any, rows: list[list[Any]], first: int = 0) -> None:
         fill(held, (first + index) * len(row), row)
 
 
-class Ahead:
-    """Vectors on their way from memory: loads that are issued a turn before their values are used.
-
-    Attributes:
-        dtype: Element type.
-        rows: Number of vectors.
-        count: Elements of one.
-        size: Words of one.
-        held: The registers, as words.
-    """
-
-    def __init__(self, source: View, rows: int, count: int) -> None:
-        self.dtype, self.rows, self.count = source.dtype, rows, count
-        self.size = max(count * source.dtype.width // 32, 1)
-        self.held = cute.make_rmem_tensor(rows * self.size, Int32)
-        fill(self.held, 0, [Int32(0)] * (rows * self.size))
-
-
-def fetch(ahead: Ahead, address: Any, step: Any, valid: Any = None) -> None:
-    """Issue the loads of vectors ``step`` bytes apart; zeros, and nothing is read, where ``valid`` is false."""
-    for row in range(ahead.rows):
-        held = None if valid is None else valid[row]
-        fill(ahead.held, row * ahead.size, load_words(ahead.dtype, address + row * step, ahead.count, held))
-
-
-def arrived(ahead: Ahead) -> list[Any]:
-    """The words that were fetched, to be taken before the next are."""
-    return [ahead.held[index] for index in range(ahead.rows * ahead.size)]
-
-
-def widen_words(spec: Typed, ahead: Ahead, words: list[Any]) -> list[list[Any]]:
-    """Words as rows of wide values."""
-    raw_words = cute.make_rmem_tensor(len(words), Int32)
-    fill(raw_words, 0, words)
-    elements, wide = cute.recast_tensor(raw_words, ahead.dtype), wide_type(spec.x_dtype)
-    made = cute.make_rmem_tensor(cute.size(elements), wide)
-    made.store(elements.load().to(wide))
-    step = ahead.size * 32 // ahead.dtype.width
-    return [[made[row * step + i] for i in range(ahead.count)] for row in range(ahead.rows)]
-
-
 def load_taps(spec: Any, weight: Any, channel: Any, count: int) -> list[list[Any]]:
     """Taps of ``count`` channels by (tap, channel), oldest first."""
     width = spec.width
@@ -281,98 +236,14 @@ def slope(z: Any) -> Any:
     return gate * (one + z * (one - gate))
 
 
-class Cursor:
-    """The sequence that a token is of: a register tensor (number, first token, end) that only moves forward.
-
-    Attributes:
-        packed: Whether offsets say where sequences lie; else each row is one.
-        offsets: The offsets.
-        count: Number of packed sequences.
-        time: Number of tokens.
-        place: The registers.
-    """
-
-    def __init__(self, packed: bool, offsets: Any, row: Any, time: Any) -> None:
-        self.packed, self.offsets, self.time = packed, offsets, Int32(time)
-        self.count = Int32(offsets.shape[0]) - 1 if packed else None
-        self.place = cute.make_rmem_tensor(3, Int32)
-        self.place[0], self.place[1], self.place[2] = Int32(row), Int32(0), self.time
-
-    @property
-    def sequence(self) -> Any:
-        """Number of the sequence."""
-        return self.place[0]
-
-    @property
-    def start(self) -> Any:
-        """Its first token."""
-        return self.place[1]
-
-    @property
-    def end(self) -> Any:
-        """One past its last token."""
-        return self.place[2]
+def picked(t: SimpleNamespace, names: Sequence[str]) -> tuple[Any, ...]:
+    """The named tensors, None for absent ones: what a kernel takes as one argument."""
+    return tuple(getattr(t, name, None) for name in names)
 
 
-def copy_cursor(source: Cursor, target: Cursor) -> None:
-    """Put one cursor where another stands."""
-    for index in range(3):
-        target.place[index] = source.place[index]
-
-
-@cute.jit
-def seek(cursor: Any, token: Int32) -> None:
-    """Go to the sequence of a token."""
-    if cutlass.const_expr(cursor.packed):
-        low, high = Int32(0), Int32(cursor.count)
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if Int32(cursor.offsets[middle]) <= token:
-                low = middle
-            else:
-                high = middle
-        _enter(cursor, low, token)
-
-
-@cute.jit
-def advance(cursor: Any, token: Int32) -> None:
-    """Go on to the sequence of a token at or after the last one."""
-    if cutlass.const_expr(cursor.packed):
-        if token >= cursor.end:
-            number, end = Int32(cursor.sequence), Int32(cursor.end)
-            while token >= end and number < cursor.count - 1:
-                number += 1
-                end = Int32(cursor.offsets[number + 1])
-            _enter(cursor, number, token)
-
-
-def _enter(cursor: Any, number: Any, token: Any) -> None:
-    cursor.place[0] = number
-    # A bad offset must not become a bad address.
-    cursor.place[1] = cutlass.max(cutlass.min(Int32(cursor.offsets[number]), token), Int32(0))
-    cursor.place[2] = Int32(cursor.offsets[number + 1])
-
-
-def span_of(spec: Any, offsets: Any, sequence: Any, time: Any) -> tuple[Any, Any, Any]:
-    """Row, first token and end of a sequence."""
-    if not spec.packed:
-        return sequence, Int32(0), time
-    # Bad offsets trap elsewhere; here they must not become bad addresses.
-    end = cutlass.max(cutlass.min(Int32(offsets[sequence + 1]), time), Int32(0))
-    return Int32(0), cutlass.max(cutlass.min(Int32(offsets[sequence]), end), Int32(0)), end
-
-
-@cute.jit
-def check_offsets(offsets: Any, time: Int32) -> None:
-    """One block's threads trap unless the offsets run from 0 to ``time`` without decreasing."""
-    thread, _, _ = cute.arch.thread_idx()
-    count = Int32(offsets.shape[0]) - 1
-    bad = Int32(offsets[0]) != 0 or Int32(offsets[count]) != time
-    for turn in cutlass.range((count - thread + THREADS - 1) // THREADS, unroll=1):
-        index = thread + turn * THREADS
-        bad = bad or Int32(offsets[index + 1]) < Int32(offsets[index])
-    if bad:
-        assemble("trap;", [], [])
+def bundle(names: Sequence[str], tensors: Sequence[Any]) -> SimpleNamespace:
+    """What `picked` picked, by name again."""
+    return SimpleNamespace(**dict(zip(names, tensors, strict=True)))
 
 
 def launch_limits(spec: Any, stream: Any) -> dict[str, Any]:

@@ -13,15 +13,12 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
+from cudnn_fe.conv.causal_conv1d.portable_ahead import Ahead, arrived, fetch, widen_words
 from cudnn_fe.conv.causal_conv1d.portable_channels import ChannelsWalk, enter, fill_window
+from cudnn_fe.conv.causal_conv1d.portable_cursor import Cursor, advance, seek
 from cudnn_fe.conv.portable_parts import (
-    Ahead,
-    Cursor,
-    advance,
-    arrived,
     at,
     dot,
-    fetch,
     fill,
     keep_rows,
     load_parameters,
@@ -29,11 +26,9 @@ from cudnn_fe.conv.portable_parts import (
     read_states,
     registers,
     rows_of,
-    seek,
     sequence_view,
     slope,
     view,
-    widen_words,
     write,
     zeros,
 )

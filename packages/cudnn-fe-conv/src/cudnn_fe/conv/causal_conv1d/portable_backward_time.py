@@ -13,32 +13,25 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
+from cudnn_fe.conv.causal_conv1d.portable_ahead import Ahead, History, arrived, history_of, widen_words
+from cudnn_fe.conv.causal_conv1d.portable_cursor import Cursor, advance, copy_cursor, seek
 from cudnn_fe.conv.causal_conv1d.portable_time import (
-    History,
     TimeWalk,
     from_initial,
-    history_of,
     masked_samples,
 )
 from cudnn_fe.conv.portable_parts import (
-    Ahead,
-    Cursor,
-    advance,
-    arrived,
     at,
     ceil_div,
-    copy_cursor,
     dot,
     fill,
     load_parameters,
     read,
     read_states,
     registers,
-    seek,
     sequence_view,
     slope,
     view,
-    widen_words,
     write,
 )
 
@@ -65,6 +58,8 @@ class TimeBackward(TimeWalk):
         source, upstream = sequence_view(t.x, spec), sequence_view(t.dy, spec)
         own, above, before = Ahead(source, unroll, count), Ahead(upstream, unroll, count), History(spec, source)
         turns = ceil_div(stop - first, self.unit)
+        if not live:
+            stop = first
         begin = first + lane * count
         last = begin + (turns - 1) * self.unit
         self.fetch([own, above], before, [source, upstream], row, channel, last, stop)

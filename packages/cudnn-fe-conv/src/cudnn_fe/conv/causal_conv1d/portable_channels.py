@@ -15,28 +15,24 @@ import cutlass
 from cutlass import Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
+from cudnn_fe.conv.causal_conv1d.portable_ahead import Ahead, arrived, fetch, widen_words
+from cudnn_fe.conv.causal_conv1d.portable_cursor import Cursor, advance, check_offsets, seek
 from cudnn_fe.conv.portable_parts import (
     THREADS,
-    Ahead,
-    Cursor,
     activated,
-    advance,
-    arrived,
     at,
+    bundle,
     ceil_div,
-    check_offsets,
     dot,
-    fetch,
     keep_rows,
     launch_limits,
     load_parameters,
+    picked,
     read,
     read_states,
     registers,
     rows_of,
-    seek,
     sequence_view,
-    widen_words,
     write,
     zeros,
 )
@@ -75,8 +71,7 @@ class ChannelsWalk:
         chunks = self.chunks_of(t, channel_blocks)
         chunk = ceil_div(ceil_div(time, chunks), spec.unroll) * spec.unroll
         chunk_blocks = ceil_div(chunks, self.groups)
-        tensors = tuple(getattr(t, name) for name in self.names)
-        self.kernel(chunk, chunks, chunk_blocks, channel_blocks, tensors).launch(
+        self.kernel(chunk, chunks, chunk_blocks, channel_blocks, picked(t, self.names)).launch(
             grid=(channel_blocks * chunk_blocks * batch, 1, 1), **launch_limits(self.spec, stream)
         )
 
@@ -84,7 +79,7 @@ class ChannelsWalk:
     def kernel(self, chunk: Int32, chunks: Int32, chunk_blocks: Int32, channel_blocks: Int32, tensors: Any) -> None:
         """One block: neighbouring vectors of channels, some chunks of time."""
         spec = self.spec
-        t = SimpleNamespace(**dict(zip(self.names, tensors, strict=True)))
+        t = bundle(self.names, tensors)
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         channels, time = (Int32(t.x.shape[spec.layout.index(dim)]) for dim in "DT")

@@ -9,18 +9,8 @@ import cutlass
 from cutlass import Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
-from cudnn_fe.conv.portable_parts import (
-    THREADS,
-    at,
-    ceil_div,
-    put,
-    raw,
-    sequence_view,
-    span_of,
-    states_view,
-    write,
-    zeros,
-)
+from cudnn_fe.conv.causal_conv1d.portable_cursor import span_of
+from cudnn_fe.conv.portable_parts import THREADS, at, ceil_div, put, raw, sequence_view, states_view, write, zeros
 
 __all__ = ["FinalStates"]
 

@@ -12,17 +12,19 @@ from cutlass.memory import SmemAllocator
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.conv.causal_conv1d.portable_backward_time import token_slope
+from cudnn_fe.conv.causal_conv1d.portable_cursor import span_of
 from cudnn_fe.conv.portable_parts import (
     THREADS,
     at,
+    bundle,
     ceil_div,
     column,
     fill,
     load_parameters,
+    picked,
     read,
     read_states,
     registers,
-    span_of,
     states_view,
     view,
     wide_type,
@@ -92,8 +94,7 @@ class InitialGradient:
     def launch(self, stream: cuda.CUstream, t: SimpleNamespace) -> None:
         """Fill d_initial (S, D, W-1)."""
         blocks = ceil_div(Int32(t.d_initial.shape[1]), THREADS)
-        tensors = tuple(getattr(t, name) for name in _INITIAL)
-        self.kernel(blocks, tensors).launch(
+        self.kernel(blocks, picked(t, _INITIAL)).launch(
             grid=(blocks * Int32(t.d_initial.shape[0]), 1, 1), block=(THREADS, 1, 1), stream=stream
         )
 
@@ -101,7 +102,7 @@ class InitialGradient:
     def kernel(self, blocks: Int32, tensors: Any) -> None:
         """Channels of one sequence."""
         spec = self.spec
-        t = SimpleNamespace(**dict(zip(_INITIAL, tensors, strict=True)))
+        t = bundle(_INITIAL, tensors)
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         sequence = block // blocks

@@ -14,26 +14,30 @@ import cutlass
 from cutlass import Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
+from cudnn_fe.conv.causal_conv1d.portable_ahead import (
+    Ahead,
+    History,
+    arrived,
+    fetch,
+    fetch_history,
+    history_of,
+    widen_words,
+)
+from cudnn_fe.conv.causal_conv1d.portable_cursor import Cursor, advance, check_offsets, seek
 from cudnn_fe.conv.portable_parts import (
     THREADS,
-    Ahead,
-    Cursor,
     activated,
-    advance,
-    arrived,
     at,
+    bundle,
     ceil_div,
-    check_offsets,
     dot,
-    fetch,
     fill,
     launch_limits,
     load_parameters,
+    picked,
     read_states,
     registers,
-    seek,
     sequence_view,
-    widen_words,
     write,
     zeros,
 )
@@ -72,14 +76,15 @@ class TimeWalk:
         row_blocks = ceil_div(batch * channels, self.rows)
         chunks = self.chunks_of(t, row_blocks)
         chunk = ceil_div(ceil_div(time, chunks), self.unit) * self.unit
-        tensors = tuple(getattr(t, name) for name in self.names)
-        self.kernel(chunk, chunks, tensors).launch(grid=(chunks * row_blocks, 1, 1), **launch_limits(self.spec, stream))
+        self.kernel(chunk, chunks, picked(t, self.names)).launch(
+            grid=(chunks * row_blocks, 1, 1), **launch_limits(self.spec, stream)
+        )
 
     @cute.kernel
     def kernel(self, chunk: Int32, chunks: Int32, tensors: Any) -> None:
         """One block: some channels, a chunk of time."""
         spec = self.spec
-        t = SimpleNamespace(**dict(zip(self.names, tensors, strict=True)))
+        t = bundle(self.names, tensors)
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         batch, channels, time = (Int32(t.x.shape[spec.layout.index(dim)]) for dim in "BDT")
@@ -91,10 +96,9 @@ class TimeWalk:
         line = row_block * self.rows + thread // spec.lanes
         first = cutlass.min(index * chunk, time)
         stop = cutlass.min(first + chunk, time)
+        # Lanes past the last channel take as many turns as the others, for what a warp does together, and store nothing.
         live = line < batch * channels
-        # Lanes past the last channel stay for what a warp does together, with no tokens of their own.
-        if not live:
-            line, stop = batch * channels - 1, first
+        line = cutlass.min(line, batch * channels - 1)
         row = line // channels
         self.walk(t, row, line - row * channels, first, stop, row * chunks + index, live)
 
@@ -112,54 +116,6 @@ class TimeWalk:
             fetch(ahead, address, stride * size, [Int32(one < stop) for one in tokens])
             if index == 0:
                 fetch_history(spec, before, address, stride * size, size, tokens, stop)
-
-
-class History:
-    """The W-1 samples before each of some vectors, on their way: one load if they lie in an aligned piece.
-
-    Attributes:
-        ahead: The loads.
-        back: Samples that they go back.
-    """
-
-    def __init__(self, spec: ConvSpec, source: Any) -> None:
-        self.back = 1
-        while self.back < spec.width - 1:
-            self.back *= 2
-        self.whole = self.back <= spec.vector
-        pieces, count = (1, self.back) if self.whole else (spec.width - 1, 1)
-        self.ahead = [Ahead(source, spec.unroll, count) for _ in range(pieces if spec.width > 1 else 0)]
-
-
-def fetch_history(
-    spec: ConvSpec, history: History, address: Any, step: Any, size: Any, tokens: list[Any], stop: Any
-) -> None:
-    """Issue the loads of what lies before vectors; zeros before the first token of all, and for none from ``stop`` on.
-
-    Args:
-        spec: What is compiled.
-        history: Where to.
-        address: Of the first vector.
-        step: Bytes between two of them.
-        size: Bytes between neighbours in time.
-        tokens: Their first tokens.
-        stop: One past the last token.
-    """
-    for piece, ahead in enumerate(history.ahead):
-        lag = history.back if history.whole else spec.width - 1 - piece
-        fetch(ahead, address - lag * size, step, [_both(token >= lag, token < stop) for token in tokens])
-
-
-def _both(one: Any, other: Any) -> Int32:
-    return Int32(one) & Int32(other)
-
-
-def history_of(spec: ConvSpec, history: History, words: list[list[Any]]) -> list[list[Any]]:
-    """The W-1 samples before each vector, oldest first."""
-    rows = [widen_words(spec, ahead, piece) for ahead, piece in zip(history.ahead, words, strict=True)]
-    if history.whole:
-        return [row[history.back - (spec.width - 1) :] for row in rows[0]] if rows else [[] for _ in range(spec.unroll)]
-    return [[piece[row][0] for piece in rows] for row in range(spec.unroll)]
 
 
 class TimeForward(TimeWalk):
@@ -183,11 +139,14 @@ class TimeForward(TimeWalk):
         source, target = sequence_view(t.x, spec), sequence_view(t.y, spec)
         own, before = Ahead(source, unroll, count), History(spec, source)
         begin = first + thread % spec.lanes * count
+        turns = ceil_div(stop - first, self.unit)
+        if not live:
+            stop = first
         self.fetch([own], before, [source], row, channel, begin, stop)
         taps, shift = load_parameters(spec, t.weight, t.bias, channel, 1)
         cursor = Cursor(spec.packed, t.offsets, row, t.x.shape[spec.layout.index("T")])
         seek(cursor, cutlass.min(begin, cursor.time - 1))
-        for turn in cutlass.range(ceil_div(stop - first, self.unit), unroll=1):
+        for turn in cutlass.range(turns, unroll=1):
             words, words_before = arrived(own), [arrived(piece) for piece in before.ahead]
             token = begin + turn * self.unit
             self.fetch([own], before, [source], row, channel, token + self.unit, stop)

@@ -96,7 +96,7 @@ class TimeWalk:
         line = row_block * self.rows + thread // spec.lanes
         first = cutlass.min(index * chunk, time)
         stop = cutlass.min(first + chunk, time)
-        # Lanes past the last channel take as many turns as the others, for what a warp does together, and store nothing.
+        # Lanes past the last channel take as many turns as others, for what a warp does together, and store nothing.
         live = line < batch * channels
         line = cutlass.min(line, batch * channels - 1)
         row = line // channels

@@ -46,9 +46,14 @@ def arrived(ahead: Ahead) -> list[Any]:
 def widen_words(spec: Typed, ahead: Ahead, words: list[Any]) -> list[list[Any]]:
     """Words as rows of wide values."""
     wide, step = wide_type(spec.x_dtype), ahead.size * 32 // ahead.dtype.width
-    # The other way round, one word seen as elements, all elements would be its first: its only stride is zero.
-    elements = cute.make_rmem_tensor(ahead.rows * step, ahead.dtype)
-    fill(cute.recast_tensor(elements, Int32), 0, words)
+    # Registers are made of the finer type: one of the coarser, seen as the finer, has a stride of zero.
+    if ahead.dtype.width < Int32.width:
+        elements = cute.make_rmem_tensor(ahead.rows * step, ahead.dtype)
+        fill(cute.recast_tensor(elements, Int32), 0, words)
+    else:
+        held = cute.make_rmem_tensor(len(words), Int32)
+        fill(held, 0, words)
+        elements = cute.recast_tensor(held, ahead.dtype)
     made = cute.make_rmem_tensor(ahead.rows * step, wide)
     made.store(elements.load().to(wide))
     return [[made[row * step + i] for i in range(ahead.count)] for row in range(ahead.rows)]

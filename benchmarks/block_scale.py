@@ -51,15 +51,16 @@ def cases(shape: tuple[int, int]) -> Iterator[tuple[str, Callable[[int], Any], i
         yield f"dequantize {name} {direction}", dequantise, moved(sources[0], *given[0])
 
 
-def measure() -> Iterator[dict[str, Any]]:
-    """A row for each case."""
+def measure(labels: list[str]) -> Iterator[dict[str, Any]]:
+    """A row for each case of the shapes called ``labels``."""
     versions = []
     for package in ("torch", "nvidia-cutlass-dsl", "apache-tvm-ffi"):
         try:
             versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    for label, shape in SHAPES.items():
+    for label in labels:
+        shape = SHAPES[label]
         for name, call, nbytes in cases(shape):
             halves = [torch.empty(nbytes // 2, dtype=torch.uint8, device="cuda") for _ in range(SETS + 1)]
 
@@ -91,7 +92,7 @@ def measure() -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Write the rows and print the two numbers that matter of each."""
     rows = []
-    for row in measure():
+    for row in measure(sys.argv[2:] or list(SHAPES)):
         rows.append(row)
         print(f"{row['shape_name']:8} {row['op']:36} {row['rate']:6.2f} TB/s {row['percent_of_ceiling']:6.1f} %")
         Path(sys.argv[1]).write_text(json.dumps(rows, indent=1) + "\n")

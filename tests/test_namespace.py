@@ -153,3 +153,11 @@ except MissingPackageError as error:
 def test_a_missing_framework_is_named_where_it_is_asked_for() -> None:
     assert "no JAX in this environment" in run(BLOCKED.format(framework="jax"))
     assert run(BLOCKED.format(framework="torch")).strip() == "ran"
+
+
+@pytest.mark.parametrize("name", ["grouped_gemm", "discrete_grouped_gemm"])
+def test_grouped_names_below_their_module_path_are_the_top_level_ones(name: str) -> None:
+    module = getattr(cudnn, name)
+    for member in module.__all__:
+        if member not in ("PreparedGroupedGemm", "prepare_grouped_gemm"):  # below the path alone, as in the vendor's
+            assert getattr(module, member) is getattr(cudnn, member)

@@ -177,6 +177,21 @@ def test_jax_under_jit_and_grad() -> None:
         assert_close(got, leaf.grad.nan_to_num(0), attention_tolerance("float32", 4, 20))
 
 
+def test_torch_compile_takes_it_whole() -> None:
+    given = {name: convert(x, "torch") for name, x in make().items()}
+    kv = given["kv"].nan_to_num(0)
+
+    def layer(q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return forward(q, kv, given["ids"], attn_sink=given["sink"], topk_length=given["lengths"])["out"].sin()
+
+    grads = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        leaves = [x.clone().requires_grad_() for x in (given["q"], kv)]
+        function(*leaves).sum().backward()
+        grads.append([x.grad for x in leaves])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
 def test_statistics_have_no_derivative() -> None:
     given = {name: convert(x, "torch") for name, x in make().items()}
     given["kv"] = given["kv"].nan_to_num(0)

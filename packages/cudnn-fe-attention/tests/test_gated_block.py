@@ -11,77 +11,19 @@ import pytest
 import torch
 
 from cudnn_fe import attention
-from cudnn_fe.attention.gated_block import declarations, geometry, legacy_backward, legacy_forward, record
+from cudnn_fe.attention.gated_block import record
 from cudnn_fe_testkit.attention import attention_tolerance, double
 from cudnn_fe_testkit.compare import assert_close, rel_rms, to_float64
+from cudnn_fe_testkit.gated_block import NAMES, block_operands, exact_block
 from cudnn_fe_testkit.inputs import Framework, convert, normal
 
 # Arguments are spread from lists and tables here, which the type checker cannot count.
 forward: Any = attention.gated_attention_block_forward
 backward: Any = attention.gated_attention_block_backward
-qkvg_from_hf: Any = attention.qkvg_from_hf
-qkvg_from_vllm: Any = attention.qkvg_from_vllm
-build_fused_qkvg_weight: Any = attention.build_fused_qkvg_weight
 Geometry: Any = attention.GatedAttentionBlockGeometry
-Fwd: Any = legacy_forward.GatedAttentionBlockFwd
-Bwd: Any = legacy_backward.GatedAttentionBlockBwd
 
 FRAMEWORKS: tuple[Framework, ...] = ("numpy", "torch", "jax")
 GQA = Geometry(d_model=48, h_q=4, h_kv=2, d_head=32, rope_dim=12)
-NAMES = ("h", "w_qkvg", "w_q_norm", "w_k_norm", "cos", "sin", "w_o")
-
-
-def operands(g: Any, kind: str = "float32", lead: tuple[int, ...] = (2, 9)) -> dict[str, Any]:
-    """Random operands; tables whose halves differ, so that the adjoint of RoPE is told from its inverse."""
-    shapes = {
-        "h": (*lead, g.d_model),
-        "w_qkvg": (g.n_qkvg, g.d_model),
-        "w_q_norm": (g.d_head,),
-        "w_k_norm": (g.d_head,),
-        "cos": (*lead, g.rope_dim),
-        "sin": (*lead, g.rope_dim),
-        "w_o": (g.d_model, g.h_q * g.d_head),
-    }
-    scales = {"w_qkvg": g.d_model**-0.5, "w_o": (g.h_q * g.d_head) ** -0.5}
-    made = {n: normal(s, kind, seed=i, scale=scales.get(n, 1.0)) for i, (n, s) in enumerate(shapes.items())}
-    return made if g.qk_norm else {n: None if n.endswith("norm") else x for n, x in made.items()}
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, width: int) -> torch.Tensor:
-    lead, rest = x[..., :width], x[..., width:]
-    half = width // 2
-    swapped = torch.cat([-lead[..., half:], lead[..., :half]], -1)
-    return torch.cat([lead * cos[:, :, None] + swapped * sin[:, :, None], rest], -1)
-
-
-def exact(g: Any, t: dict[str, Any], lengths: Any = None, packed: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(out, lse)``, the page's steps one after the other without any rounding."""
-    h = t["h"] if t["h"].ndim == 3 else t["h"][None]
-    cos, sin = (x if x.ndim == 3 else x[None] for x in (t["cos"], t["sin"]))
-    batch, tokens, _ = h.shape
-    projected = h @ t["w_qkvg"].T
-    widths = [g.h_q * g.d_head] * 2 + [g.h_kv * g.d_head] * 2
-    q, gate, k, v = (x.reshape(batch, tokens, -1, g.d_head) for x in projected.split(widths, -1))
-    if g.qk_norm:
-        q, k = (
-            x / (x.square().mean(-1, keepdim=True) + g.qk_norm_eps).sqrt() * w
-            for x, w in ((q, t["w_q_norm"]), (k, t["w_k_norm"]))
-        )
-    q, k = (rotate(x, cos, sin, g.rope_dim) for x in (q, k))
-    k, v = (x.repeat_interleave(g.h_q // g.h_kv, 2) for x in (k, v))
-    mask = torch.zeros(batch, 1, tokens, tokens, dtype=torch.bool)
-    for b, _, i, j in np.ndindex(*mask.shape):
-        seen = not g.is_causal or j <= i + max(g.window_right, 0)
-        seen = seen and (g.window_left < 0 or j >= i - g.window_left)
-        seen = seen and (lengths is None or j < lengths[b])
-        mask[b, 0, i, j] = bool(seen) and (packed is None or any(a <= i < e and a <= j < e for a, e in packed))
-    s = torch.einsum("bihd,bjhd->bhij", q, k) * (g.attn_scale or g.d_head**-0.5)
-    s = s.masked_fill(~mask, float("-inf"))
-    alive = mask.any(-1, keepdim=True)
-    p = torch.softmax(s.masked_fill(~alive, 0.0), -1) * alive
-    o = torch.einsum("bhij,bjhd->bihd", p, v)
-    out = (o * torch.sigmoid(gate)).reshape(batch, tokens, -1) @ t["w_o"].T
-    return out.reshape(t["h"].shape), torch.logsumexp(s, -1)
 
 
 def leaves_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -125,9 +67,9 @@ def check_backward(g: Any, given: dict[str, Any], wanted: dict[str, Any], dy: An
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_geometries(name: str) -> None:
     g = GEOMETRIES[name]
-    given = operands(g)
+    given = block_operands(g)
     leaves = leaves_of(given)
-    out, lse = exact(g, leaves)
+    out, lse = exact_block(g, leaves)
     dy = normal(out.shape, seed=20)
     out.backward(double(dy))
     got = forward(*(given[n] for n in NAMES), g, return_lse=True, save_for_backward=True)
@@ -140,9 +82,9 @@ def test_geometries(name: str) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_frameworks_and_lengths(framework: Framework, kind: str) -> None:
     """A sequence with 5 keys, and one with none, whose output is 0 exactly."""
-    given, lengths = operands(GQA, kind), np.asarray([5, 0], np.int32)
+    given, lengths = block_operands(GQA, kind), np.asarray([5, 0], np.int32)
     leaves = leaves_of(given)
-    out, lse = exact(GQA, leaves, lengths)
+    out, lse = exact_block(GQA, leaves, lengths)
     dy = normal(out.shape, kind, seed=20)
     out.backward(double(dy))
     arrays = [convert(given[n], framework) for n in NAMES]
@@ -160,11 +102,11 @@ def test_frameworks_and_lengths(framework: Framework, kind: str) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_packed_sequences(framework: Framework, form: str) -> None:
     """Sequences of 4, 0, 6 and 1 tokens, and two rows of NaN after them."""
-    given = operands(GQA, lead=(13,))
+    given = block_operands(GQA, lead=(13,))
     lengths = np.asarray([4, 0, 6, 1], np.int32)
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     leaves = leaves_of(given)
-    out, lse = exact(GQA, leaves, packed=list(pairwise(ends)))
+    out, lse = exact_block(GQA, leaves, packed=list(pairwise(ends)))
     dy = normal(out.shape, seed=20)
     out[:11].backward(double(dy[:11]))
     for x in (given["h"], dy):
@@ -181,7 +123,7 @@ def test_packed_sequences(framework: Framework, form: str) -> None:
 
 
 def test_the_record() -> None:
-    given = operands(GQA, "bfloat16")
+    given = block_operands(GQA, "bfloat16")
     t = {n: convert(x, "torch") for n, x in given.items()}
     saved = forward(*(t[n] for n in NAMES), GQA, save_for_backward=True)["saved"]
     slab = (t["h"].float() @ t["w_qkvg"].float().T).bfloat16().reshape(18, -1)
@@ -202,9 +144,9 @@ def test_the_record() -> None:
 
 
 def test_torch_autograd() -> None:
-    given = operands(GQA)
+    given = block_operands(GQA)
     leaves = leaves_of(given)
-    exact(GQA, leaves)[0].square().sum().backward()
+    exact_block(GQA, leaves)[0].square().sum().backward()
     t = {n: torch.from_numpy(x).requires_grad_(n not in ("cos", "sin")) for n, x in given.items()}
     got = forward(*(t[n] for n in NAMES), GQA, return_lse=True)
     assert not got["lse"].requires_grad
@@ -226,7 +168,7 @@ def test_torch_autograd() -> None:
 
 def test_finite_differences() -> None:
     g = Geometry(d_model=8, h_q=2, h_kv=1, d_head=64, rope_dim=4, window_left=2)
-    t = {n: double(x) for n, x in operands(g, lead=(1, 4)).items()}
+    t = {n: double(x) for n, x in block_operands(g, lead=(1, 4)).items()}
     inputs = [t[n].requires_grad_() for n in ("h", "w_qkvg", "w_q_norm", "w_k_norm", "w_o")]
 
     def run(h: Any, w_qkvg: Any, w_q: Any, w_k: Any, w_o: Any) -> Any:
@@ -239,9 +181,9 @@ def test_jax_under_jit_and_grad() -> None:
     import jax
     import jax.numpy as jnp
 
-    given = operands(GQA)
+    given = block_operands(GQA)
     leaves = leaves_of(given)
-    exact(GQA, leaves)[0].square().sum().backward()
+    exact_block(GQA, leaves)[0].square().sum().backward()
 
     @jax.jit
     def gradients(*arrays: Any) -> Any:
@@ -259,290 +201,9 @@ def test_jax_under_jit_and_grad() -> None:
 
 def test_zero_and_one_token() -> None:
     for tokens in (0, 1):
-        given = operands(GQA, lead=(2, tokens))
+        given = block_operands(GQA, lead=(2, tokens))
         got = forward(*(given[n] for n in NAMES), GQA, return_lse=True, save_for_backward=True)
         assert got["out"].shape == (2, tokens, 48)
         grads = backward(np.ones_like(given["h"]), got["saved"], *(given[n] for n in NAMES[1:]), GQA)
         assert [x.shape for x in grads] == [given[n].shape for n in ("h", "w_qkvg", "w_o", "w_q_norm", "w_k_norm")]
         assert tokens or not any(x.any() for x in grads)
-
-
-@pytest.mark.parametrize("copies", [False, True])
-def test_classes(copies: bool) -> None:
-    given = operands(GQA, "bfloat16")
-    t = [convert(given[n], "torch") for n in NAMES]
-    wanted = forward(*t, GQA, return_lse=True, save_for_backward=True)
-    s = wanted["saved"]
-    out = torch.full_like(wanted["out"], float("nan"))
-    made = Fwd(*t, out, GQA, save_for_backward=True, saved_gate_copy=copies, fuse_gate=False)
-    with pytest.raises(RuntimeError, match="a call before compile"):
-        made.get_workspace_size()
-    assert made.check_support()
-    made.compile()
-    assert made.get_workspace_size() == 0
-    buffers: dict[str, Any] = {
-        n: torch.full_like(getattr(s, n), float("nan")) for n in ("o", "lse", "rstd_q", "rstd_k")
-    }
-    if copies:
-        buffers |= {n: torch.full(getattr(s, n).shape, float("nan"), dtype=out.dtype) for n in ("gate", "q_pre")}
-    else:
-        buffers |= {"gate": None, "proj_slab": torch.full_like(s.proj_slab, float("nan")).reshape(2, 9, -1)}
-    mine = record.SavedForBackward(h=t[0], **buffers)
-    made.execute(*t, out, None, saved=mine)
-    assert torch.equal(out, wanted["out"])
-    for name, buffer in buffers.items():
-        assert buffer is None or torch.equal(buffer.reshape(getattr(s, name).shape), getattr(s, name))
-    plain = Fwd(*t, out, GQA, return_lse=True)
-    plain.compile()
-    lse = torch.empty_like(s.lse)
-    plain.execute(*t, out, None, lse=lse)
-    assert torch.equal(lse, s.lse)
-    for x in t:
-        x.requires_grad_()
-    dy = torch.ones_like(out)
-    expected = backward(dy, replace(s, h=t[0]), *t[1:], GQA)
-    for x in t:
-        x.requires_grad_(False)
-    grads = [torch.full_like(x, float("nan")) for x in expected]
-    back = Bwd(dy, mine, *t[1:], GQA)
-    back.compile()
-    assert back.get_workspace_size() == 0
-    back.execute(dy, mine, *t[1:], *grads)
-    assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
-    fewer = Bwd(dy, mine, *t[1:], GQA, need_dw_qkvg=False, need_dw_norms=False)
-    fewer.compile()
-    with pytest.raises(ValueError, match="dw_qkvg: got the opposite, wanted None"):
-        fewer.execute(dy, mine, *t[1:], *grads)
-    again = torch.empty_like(grads[0])
-    fewer.execute(dy, mine, *t[1:], dh=again, dw_o=grads[2])
-    assert torch.equal(again, expected["dh"])
-
-
-def test_classes_of_packed_sequences() -> None:
-    given = operands(GQA, lead=(13,))
-    t = [convert(given[n], "torch") for n in NAMES]
-    lengths = torch.tensor([6, 7], dtype=torch.int32)
-    out = torch.empty_like(t[0])
-    made = Fwd(*t, out, GQA, thd=True, num_sequences=2, max_seq_len=7)
-    made.compile()
-    made.execute(*t, out, None, lengths)
-    wanted = forward(*t, GQA, seq_lens=lengths, thd=True, save_for_backward=True)
-    assert torch.equal(out, wanted["out"])
-    back = Bwd(out, wanted["saved"], *t[1:], GQA, thd=True, num_sequences=2, max_seq_len=7, need_dh=False)
-    assert back.check_support()
-    for options, message in (
-        ({"num_sequences": 0}, "num_sequences: got 0"),
-        ({"max_seq_len": 1}, "max_seq_len: got 1"),
-        ({"max_seq_len": 6}, "max_seq_len: got 6 of 2 sequences"),
-        ({"max_seq_len": 14}, "max_seq_len: got 14"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Fwd(*t, out, GQA, **{"thd": True, "num_sequences": 2, "max_seq_len": 7, **options}).check_support()
-    with pytest.raises(ValueError, match="seq_lens: got the opposite, wanted lengths"):
-        made.execute(*t, out, None)
-
-
-def class_samples() -> tuple[list[Any], Any]:
-    given = operands(GQA)
-    t = [convert(given[n], "torch") for n in NAMES]
-    return t, torch.empty_like(t[0])
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
-        ({"inplace_qkv": True, "save_for_backward": True}, ValueError, "inplace_qkv: got True"),
-        ({"fuse_norm_rope": True, "save_for_backward": True}, ValueError, "fuse_norm_rope: got True"),
-        ({"fuse_gate": True, "save_for_backward": True}, ValueError, "fuse_gate: got True"),
-        ({"fuse_norm_rope": True, "inplace_qkv": False}, ValueError, "fuse_norm_rope: got True"),
-        ({"saved_gate_copy": True}, ValueError, "saved_gate_copy: got True"),
-        ({"seq_lens_present": True, "thd": True}, ValueError, "seq_lens_present: got True"),
-        ({"return_lse": 1}, TypeError, "return_lse: got 1"),
-        ({"paged_kv_page_size": 16}, NotImplementedError, "paged_kv_page_size: got 16"),
-        ({"kv_source": "paged"}, NotImplementedError, "kv_source: got 'paged'"),
-        ({"quant": object()}, NotImplementedError, "quant: got"),
-        ({"no_such": None}, TypeError, "unexpected keyword argument 'no_such'"),
-    ],
-)
-def test_class_refuses(options: dict[str, Any], kind: type[Exception], message: str) -> None:
-    t, out = class_samples()
-    with pytest.raises(kind, match=message):
-        Fwd(*t, out, GQA, **options)
-
-
-def test_class_checks_its_record() -> None:
-    t, out = class_samples()
-    with pytest.raises(ValueError, match="out: got"):
-        Fwd(*t, out[:, :3], GQA).check_support()
-    made = Fwd(*t, out, GQA, save_for_backward=True)
-    made.compile()
-    good = forward(*t, GQA, save_for_backward=True)["saved"]
-    for change, kind, message in (
-        (None, ValueError, "saved: got the opposite, wanted a record"),
-        (good.h, TypeError, "saved: got Tensor"),
-        (replace(good, h=t[0].clone()), ValueError, "saved.h: got something else"),
-        (replace(good, proj_slab=None), ValueError, "saved.proj_slab"),
-        (replace(good, rstd_q=None), ValueError, "saved.rstd_q"),
-        (replace(good, seq_lens_form="prefix"), ValueError, "saved.seq_lens_form"),
-        (replace(good, o=good.o[:1]), ValueError, "saved.o: got"),
-    ):
-        with pytest.raises(kind, match=message):
-            made.execute(*t, out, None, saved=change)
-    with pytest.raises(ValueError, match="lse: got"):
-        made.execute(*t, out, None, lse=torch.empty_like(good.lse), saved=good)
-    with pytest.raises(NotImplementedError, match="k_cache: got"):
-        made.execute(*t, out, None, saved=good, k_cache=out)
-    with pytest.raises(ValueError, match="w_o: got"):
-        made.execute(*t[:6], t[6][:, :64], out, None, saved=good)
-    for call in (made.update_quant_scales, made.index_k_raw):
-        with pytest.raises((ValueError, NotImplementedError), match=r"quantised block|an indexer"):
-            call(None)
-    with pytest.raises(NotImplementedError, match="serving_envelope"):
-        Fwd.serving_envelope(GQA, torch.bfloat16, "cpu")
-    with pytest.raises(NotImplementedError, match="RECOMPUTE_GATE"):
-        Bwd(out, good, *t[1:], GQA, recompute=record.RecomputePolicy.RECOMPUTE_GATE)
-    with pytest.raises(ValueError, match="sample_saved: got lengths None, absent"):
-        Bwd(out, good, *t[1:], GQA, thd=True)
-
-
-def test_weights_of_checkpoints() -> None:
-    """The query and gate of every head, and values, end where the projection's bands say."""
-    g = GQA
-    q, gate = normal((4, 32, 48), seed=0), normal((4, 32, 48), seed=1)
-    k, v = normal((64, 48), seed=2), normal((64, 48), seed=3)
-    norms = normal((32,), "bfloat16", seed=4, scale=0.1), normal((32,), "bfloat16", seed=5, scale=0.1)
-    wanted = np.concatenate([q.reshape(-1, 48), gate.reshape(-1, 48), k, v])
-    interleaved = np.stack([q, gate], 1).reshape(-1, 48)
-    flat = np.concatenate([q.reshape(-1, 48), gate.reshape(-1, 48)])
-    for framework in FRAMEWORKS:
-        pieces = [convert(x, framework) for x in (interleaved, k, v, *norms)]
-        fused, w_q, w_k = qkvg_from_hf(*pieces, g)
-        np.testing.assert_array_equal(to_float64(fused), wanted)
-        np.testing.assert_array_equal(to_float64(w_q), (1 + norms[0].astype(np.float32)).astype(norms[0].dtype))
-        merged = convert(np.concatenate([interleaved, k, v]), framework)
-        again = qkvg_from_vllm(merged, *pieces[3:], g)
-        for a, b in zip(again, (fused, w_q, w_k), strict=True):
-            np.testing.assert_array_equal(to_float64(a), to_float64(b))
-    np.testing.assert_array_equal(build_fused_qkvg_weight(flat, k, v, g, q_gate_layout="flat"), wanted)
-    with pytest.warns(FutureWarning, match="q_gate_layout"):
-        build_fused_qkvg_weight(flat, k, v, g)
-    for arguments, options, kind, message in (
-        ((flat[:-1], k, v), {}, ValueError, "w_q_gate: got"),
-        ((flat, k[:, :8], v), {}, ValueError, "w_k: got"),
-        ((flat, k, v.astype(np.float16)), {}, TypeError, "w_v: got float16"),
-        ((flat, k, v), {"index_qk_proj_weight": k}, ValueError, "index_qk_proj_weight: got"),
-        ((flat, k, v), {"q_gate_layout": "by_head"}, ValueError, "q_gate_layout: got 'by_head'"),
-    ):
-        with pytest.raises(kind, match=message):
-            build_fused_qkvg_weight(*arguments, g, **{"q_gate_layout": "flat", **options})
-    with pytest.raises(ValueError, match="qkv_proj_weight: got"):
-        qkvg_from_vllm(flat, *norms, g)
-
-
-def test_columns_of_the_projection() -> None:
-    block = geometry.ProjBlock
-    assert (GQA.n_qkv, GQA.n_qkvg, GQA.gqa_ratio) == (256, 384, 2)
-    assert GQA.qkvg_offsets == (0, 128, 256, 320)
-    assert GQA.block_for_column(0) == (block.Q, 0, 0)
-    assert GQA.block_for_column(128 + 33) == (block.GATE, 1, 1)
-    assert GQA.block_for_column(383) == (block.V, 1, 31)
-    assert GQA.qkvg_tile_plan(64) == (block.Q, block.Q, block.GATE, block.GATE, block.K, block.V)
-    sparse = replace(GQA, qsa=declarations.QsaSpec(index_band=True, index_head_dim=64))
-    assert sparse.n_qkvg == 384 + 5 * 64
-    assert sparse.block_for_column(384 + 65) == (block.INDEX, 1, 1)
-    for call, message in (
-        (lambda: GQA.block_for_column(384), "c: got 384"),
-        (lambda: GQA.qkvg_tile_plan(0), "tile_n: got 0"),
-        (lambda: GQA.qkvg_tile_plan(96), "tile_n: got 96: a tile of GATE and Q"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "message"),
-    [
-        ({"d_model": 0}, ValueError, "d_model: got 0"),
-        ({"h_kv": 3}, ValueError, "h_q: got 4, wanted a multiple of h_kv = 3"),
-        ({"rope_dim": 34}, ValueError, r"rope_dim: got 34, wanted 0..32"),
-        ({"rope_dim": 3}, ValueError, "rope_dim: got 3, wanted an even"),
-        ({"qk_norm_eps": 0.0}, ValueError, "qk_norm_eps: got 0.0"),
-        ({"attn_scale": -1.0}, ValueError, "attn_scale: got -1.0"),
-        ({"qk_norm": False, "rope_dim": 0}, ValueError, "qk_norm: got False"),
-        ({"window_left": -2}, ValueError, "window_left: got -2"),
-        ({"window_right": 1, "is_causal": False}, ValueError, "window_right: got 1"),
-        ({"causal_bottom_right": True, "is_causal": False}, ValueError, "causal_bottom_right: got True"),
-        ({"h_kv": 1}, ValueError, "d_head: got 32 columns of K"),
-        ({"qsa": 4}, TypeError, "qsa: got int"),
-        ({"qsa": declarations.QsaSpec(top_k=6)}, ValueError, "top_k: got 6"),
-        ({"qsa": declarations.QsaSpec(index_source="indexer")}, ValueError, "index_band: got False"),
-        ({"qsa": declarations.QsaSpec(block_size=8)}, ValueError, "block_size: got 8"),
-        ({"qsa": declarations.QsaSpec()}, NotImplementedError, "qsa: got a QsaSpec"),
-    ],
-)
-def test_geometries_that_are_refused(change: dict[str, Any], kind: type[Exception], message: str) -> None:
-    given = operands(GQA)
-    with pytest.raises(kind, match=message):
-        forward(*(given[n] for n in NAMES), replace(GQA, **change))
-
-
-def test_declarations_of_quantised_blocks() -> None:
-    scales = dict.fromkeys(
-        ("descale_h", "descale_w_qkvg", "descale_w_o", "scale_q", "scale_k", "scale_v", "scale_o"), 1.0
-    )
-    assert declarations.QuantSpec(**scales).dtype == "float8_e4m3fn"
-    with pytest.raises(ValueError, match="scale_k: got 0"):
-        declarations.QuantSpec(**{**scales, "scale_k": 0.0})
-    with pytest.raises(NotImplementedError, match="dtype: got float8_e5m2"):
-        declarations.QuantSpec(**scales, dtype="float8_e5m2")
-    nvfp4 = declarations.Fp4Format.NVFP4
-    assert (nvfp4.fmt_name, nvfp4.block_size, nvfp4.sf_torch_dtype) == ("nvfp4", 16, torch.float8_e4m3fn)
-    assert declarations.Fp4Format.MXFP4.sf_cudnn_dtype == "float8_e8m0fnu"
-    with pytest.raises(ValueError, match=r"scale_o: got 2.0, wanted 1.0 with o_fp4"):
-        declarations.MxQuantSpec(1.0, 2.0, o_fp4=nvfp4)
-    with pytest.raises(ValueError, match="block_size: got 16"):
-        declarations.MxQuantSpec(1.0, block_size=16)
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "message"),
-    [
-        ({"h": np.zeros((2, 9), np.float32)}, ValueError, "h: got shape"),
-        ({"h": np.zeros((2, 9, 40), np.float32)}, ValueError, "h: got"),
-        ({"h": np.zeros((2, 9, 48), np.int32)}, TypeError, "h: got int32"),
-        ({"w_qkvg": np.zeros((100, 48), np.float32)}, ValueError, "w_qkvg: got"),
-        ({"w_o": np.zeros((48, 128), np.float16)}, TypeError, "w_o: got float16"),
-        ({"w_q_norm": None}, ValueError, "w_q_norm: got None"),
-        ({"cos": np.zeros((2, 9, 8), np.float32)}, ValueError, "cos: got"),
-        ({"geometry": 3}, TypeError, "geometry: got int"),
-        ({"seq_lens": np.zeros(3, np.int32)}, ValueError, "seq_lens: got"),
-        ({"seq_lens": np.zeros(2, np.int64)}, TypeError, "seq_lens: got int64"),
-        ({"thd": True}, ValueError, r"h: got \(2, 9, 48\), wanted \(T, d_model\)"),
-        ({"save_for_backward": 1}, TypeError, "save_for_backward: got 1"),
-    ],
-)
-def test_calls_that_are_refused(change: dict[str, Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        forward(**{**operands(GQA), "geometry": GQA, **change})
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "message"),
-    [
-        ({"saved": None}, TypeError, "saved: got NoneType"),
-        ({"dy": np.zeros((2, 8, 48), np.float32)}, ValueError, "dy: got"),
-        ({"recompute": "save_all"}, TypeError, "recompute: got str"),
-        ({"thd": True}, ValueError, "thd: got True"),
-        ({"seq_lens": np.zeros(2, np.int32)}, ValueError, "seq_lens: got another array"),
-        ({"quant": object()}, NotImplementedError, "quant: got a value"),
-        ({"scale_dp": 1.0}, NotImplementedError, "scale_dp: got a value"),
-        ({"grad_scaling": "delayed"}, ValueError, "grad_scaling: got 'delayed'"),
-    ],
-)
-def test_gradients_that_are_refused(change: dict[str, Any], kind: type[Exception], message: str) -> None:
-    given = operands(GQA)
-    saved = forward(**given, geometry=GQA, save_for_backward=True)["saved"]
-    good = {**given, "dy": given.pop("h"), "saved": saved, "geometry": GQA}
-    good.pop("h", None)
-    with pytest.raises(kind, match=message):
-        backward(**{**good, **change})

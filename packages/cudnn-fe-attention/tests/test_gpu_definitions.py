@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 
 from cudnn_fe import attention
 from cudnn_fe_testkit.compare import rel_rms, to_float64
+
+create_mask_plan: Any = attention.create_mask_plan  # arguments are spread here, which the type checker cannot count
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
@@ -43,6 +46,20 @@ DENSE = (normal(1, T, H, D), normal(1, T, H, seed=1), normal(1, N, D, seed=2))
 SCORES = normal(1, T, N).abs()
 TOKENS = (normal(T, H, 8), normal(T, H, 8, seed=1), normal(T, H, 8, seed=2))
 BETA = normal(T, H).sigmoid()
+BLOCKS = tuple(normal(1, H, 128, 16, seed=seed) for seed in range(4))
+BLOCK_LISTS = integers(0, 2, 1, H, 2, 2)
+HISTORIES = (ends(0, 9, 9, T), ends(0, 12, 14, T), 15, 15)
+FLEX = (TOKENS[0], TOKENS[1][:N, :1], TOKENS[2][:N, :1])
+BOUNDS = np.sort(np.random.default_rng(0).integers(0, 5, (H, 3, T)), axis=1).astype(np.int32)
+PLAN = create_mask_plan(torch.from_numpy(BOUNDS), *FLEX, **PACKED, build_backward=True)
+GEOMETRY = attention.GatedAttentionBlockGeometry(d_model=16, h_q=2, h_kv=1, d_head=64, rope_dim=8, window_left=5)
+GATED = tuple(
+    x.requires_grad_()
+    for x in (normal(2, 12, 16), normal(384, 16) / 4, normal(64), normal(64, seed=1), normal(2, 12, 8),
+              normal(2, 12, 8, seed=1), normal(16, 128) / 8)
+)  # fmt: skip
+gated_attention_block_forward: Any = attention.gated_attention_block_forward
+RECORD = gated_attention_block_forward(*GATED, GEOMETRY, save_for_backward=True)["saved"]
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("dsa_indexer_forward", INDEXER, {**PACKED, "ratio": 1, "return_lse": True}),
     ("dsa_indexer_fused_top_k_forward", (*INDEXER, 3), {**PACKED, "ratio": 1, "return_lse": True}),
@@ -97,14 +114,55 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         (*TOKENS, -normal(T, H, 8).abs(), BETA, ends(0, 9, 9, T), normal(T, H, 8, seed=5)),
         {"use_qk_l2norm_in_kernel": True, "initial_state": normal(3, H, 8, 8)},
     ),
+    ("block_sparse_attention_forward", (*BLOCKS[:3], BLOCK_LISTS), {"sparse_block_size": 64}),
+    (
+        "block_sparse_attention_backward",
+        (normal(1, H, 128, 16, seed=4), *BLOCKS, normal(1, H, 128) + 3, BLOCK_LISTS),
+        {"sparse_block_size": 64},
+    ),
+    ("hstu_attention_forward", (*TOKENS, *HISTORIES), {"window_size": (3, 0)}),
+    ("hstu_attention_backward", (normal(T, H, 8, seed=6), *TOKENS, *HISTORIES), {"window_size": (-1, 0)}),
+    (
+        "nsa_compression_attention_forward",
+        (TOKENS[0], TOKENS[1][:6], TOKENS[2][:6], ends(0, 8, T), ends(0, 2, 6)),
+        {"enable_lse": True},
+    ),
+    ("nsa_sliding_window_attention_forward", (*BLOCKS[:3],), {"left_bound": 20}),
+    ("flex_attention_forward", (*FLEX, PLAN), {}),
+    ("flex_attention_backward", (normal(T, H, 8, seed=7), *FLEX, normal(T, H, 8), normal(H, T) + 4, PLAN), {}),
+    (
+        "sdpa_backward",
+        (*BLOCKS, normal(1, H, 128, 16, seed=5), normal(1, H, 128, 1) + 3),
+        {
+            "is_causal": True,
+            "causal_bottom_right": True,
+            "window_size_left": 50,
+            "seq_q_lens": ends(100),
+            "seq_kv_lens": ends(120),
+            "sink_token": normal(1, H, 1, 1),
+            "bias_tensor": normal(1, H, 128, 128),
+        },
+    ),
+    # Scores of 0: probabilities are far from where the quantiser decides, whoever computes the exponential.
+    ("nvfp4_attention_qat_backward", (BLOCKS[1], 0 * BLOCKS[0], *BLOCKS[1:], normal(1, H, 128) + 5), {}),
+    ("gated_attention_block_forward", (*GATED, GEOMETRY), {"seq_lens": ends(9, 0), "return_lse": True}),
+    ("gated_attention_block_backward", (normal(2, 12, 16, seed=3), RECORD, *GATED[1:], GEOMETRY), {}),
 ]
 
 
 def moved(x: Any) -> Any:
-    return x.cuda() if isinstance(x, torch.Tensor) else x
+    if isinstance(x, attention.MaskPlan):
+        like = (torch.empty(shape, device="cuda") for shape in x.shapes)
+        lengths = {"cu_seqlens_q": x.tensors[1].cuda(), "cu_seqlens_k": x.tensors[2].cuda()}
+        most = {"max_seqlen_q": x.metadata.max_seqlen_q, "max_seqlen_k": x.metadata.max_seqlen_k}
+        return create_mask_plan(x.tensors[0].cuda(), *like, **lengths, **most, build_backward=True)
+    if isinstance(x, attention.SavedForBackward):
+        return replace(x, **{row.name: moved(getattr(x, row.name)) for row in fields(x)})
+    return x.cuda().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in CASES])
+@torch.no_grad()
 def test_definition(name: str) -> None:
     operands, options = next((operands, options) for known, operands, options in CASES if known == name)
     function = getattr(attention, name)
@@ -130,3 +188,22 @@ def test_definition(name: str) -> None:
         x.zero_()
     graph.replay()
     assert all(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) for a, b in zip(captured, first, strict=True))
+
+
+def test_32k_tokens_take_no_square_of_memory() -> None:
+    """Scores of eight heads of 32,768 tokens are 32 GiB in float32; a tile has 64 MiB."""
+    tokens = 1 << 15
+    q = torch.randn(1, tokens, 8, 64, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(1, tokens, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    causal = torch.arange(1, tokens + 1, device="cuda", dtype=torch.int32)[None, None]
+    plan = create_mask_plan(causal, q, k, v, build_backward=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    o, lse = attention.flex_attention(q, k, v, mask_plan=plan, return_lse=True)
+    grads = attention.flex_attention_backward(torch.ones_like(o), q, k, v, o, lse, plan)
+    assert torch.cuda.max_memory_allocated() - before < 3 << 30
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    # Both round P, and O once more, to bfloat16.
+    assert rel_rms(to_float64(o), to_float64(wanted.transpose(1, 2))) < 3 * 2.0**-8
+    assert all(torch.isfinite(x).all() for x in grads)

@@ -188,6 +188,22 @@ def test_autograd_and_finite_differences(op: str, flags: dict[str, Any]) -> None
     assert leaves[-1].grad.shape == extra["dt_bias"].shape
 
 
+def test_torch_compile_takes_it_whole() -> None:
+    given = {name: torch.from_numpy(x) for name, x in make("kda", spare=0).items()}
+    ends = torch.from_numpy(ENDS)
+
+    def layer(*x: torch.Tensor) -> torch.Tensor:
+        result = FORWARD["kda"](*x, ends, output_final_state=True, use_qk_l2norm_in_kernel=True)
+        return result["o"].sum() + result["final_state"].sin().sum()
+
+    grads = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        leaves = [x.clone().requires_grad_() for x in given.values()]
+        function(*leaves).backward()
+        grads.append([x.grad for x in leaves])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
 def test_jax_entries() -> None:
     import jax
 

@@ -14,6 +14,7 @@ import torch
 from cudnn_fe.conv import causal_conv1d, causal_conv1d_backward, causal_conv1d_update
 from cudnn_fe.core.compile import compile_counts
 from cudnn_fe_testkit.causal_conv import LENGTHS, Case, exact, exact_step, make_case, sum_tolerance, tolerance
+from cudnn_fe_testkit.on_gpu import poison, rel_rms
 
 pytestmark = pytest.mark.gpu
 CUDA = "cuda"
@@ -23,25 +24,9 @@ ALIGNED = (*LENGTHS, 3)
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory() -> Iterator[None]:
-    """Fill the allocator's free blocks with NaN, so that elements that nobody writes are seen."""
     poison()
     yield
     torch.cuda.synchronize()
-
-
-def poison() -> None:
-    blocks = [torch.full((1 << size,), float("nan"), device=CUDA) for size in (10, 14, 18, 21, 22)]
-    del blocks
-
-
-def rel_rms(x: Any, reference: Any) -> float:
-    """Root mean square of the error over that of the reference, on the GPU; NaN anywhere gives NaN."""
-    if reference.numel() == 0:
-        assert x.shape == reference.shape
-        return 0.0
-    error = (x.double() - reference).square().mean().sqrt()
-    norm = reference.square().mean().sqrt()
-    return float(error) if float(norm) == 0 else float(error / norm)
 
 
 def check(case: Case, silu: bool, states: bool, kind: str, parameters: str | None = None) -> None:

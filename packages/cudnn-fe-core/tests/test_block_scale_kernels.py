@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cudnn_fe.core.block_scale.dequantizer.op import DequantizeSpec
-from cudnn_fe.core.block_scale.quantizer.op import QuantizeSpec
+from cudnn_fe.core.block_scale import (
+    block_scale_dequantize,
+    block_scale_quantize,
+    nvfp4_block_scale_dequantize,
+    nvfp4_block_scale_quantize,
+)
+from cudnn_fe.core.block_scale.dequantizer.spec import DequantizeSpec
+from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.targets import PORTABLE_TARGETS
 from cudnn_fe.core.toolchain import missing_toolchain
@@ -18,7 +25,7 @@ pytestmark = pytest.mark.skipif(missing_toolchain() is not None, reason=f"no ker
 
 FOLDER = "cudnn_fe.core.block_scale"
 BOTH = QuantizeSpec(
-    "bfloat16", "float8_e4m3fn", "float8_e8m0fnu", 32, "epilogue", "epilogue_columns", packed=True,
+    "bfloat16", "float8_e4m3fn", "float8_e8m0fnu", 32, "epilogue", 1 / 448, "epilogue_columns", 1 / 448, packed=True,
     codes_dtype="float8_e4m3fn", scales_rank=6, norm_rank=1, amax=True, x_access=8, out_access=8, arch="sm_90a",
 )  # fmt: skip
 NVFP4 = replace(
@@ -58,3 +65,19 @@ def test_compiles(folder: str, spec: QuantizeSpec | DequantizeSpec, arch: str, t
         assert {"ld.global.v2.b32", "st.global.v4.b32"} <= found
     if spec is NARROW:
         assert {"ld.global.b32", "st.global.u8"} <= found
+
+
+def test_jax_lowers_the_kernels_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+
+    def there_and_back(x: Any, encode: Any) -> Any:
+        out = block_scale_quantize(x, "mxfp8_e5m2", direction="both", amax=True)
+        back = block_scale_dequantize(out["row_codes"], out["row_scales"], "mxfp8_e5m2", dtype="bfloat16")
+        packed, scales = nvfp4_block_scale_quantize(x[None], encode)
+        return *out, back, nvfp4_block_scale_dequantize(packed, scales, encode)
+
+    traced = jax.jit(there_and_back).trace(jnp.ones((128, 64), jnp.bfloat16), jnp.ones((1, 1, 1), jnp.float32))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @CuteDSL") == 4

@@ -17,6 +17,7 @@ KINDS: dict[str, tuple[type[Exception], ...]] = {
     "DeviceError": (ValueError,),
     "MissingDeviceError": (ValueError, RuntimeError),
     "OptionError": (ValueError,),
+    "OptionTypeError": (TypeError, ValueError),
     "AliasError": (ValueError,),
     "AlignmentError": (ValueError,),
     "FrameworkError": (TypeError, ValueError),

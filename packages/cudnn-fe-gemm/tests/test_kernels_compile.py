@@ -104,6 +104,7 @@ def test_compiles(name: str, kernel: Kernel, target: str) -> None:
 
 def test_every_kernel_and_target_is_among_them() -> None:
     covered = {(kernel.module, target) for _, kernel, target in served()}
+    covered |= {("cudnn_fe.gemm.portable_scaled", target) for target in DEVICES}  # by test_scaled_kernels.py
     wanted = {
         (k.module, t)
         for op in ops(public=False)

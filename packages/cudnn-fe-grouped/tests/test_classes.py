@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from cudnn_fe.core.errors import NotCompiledError, NotYetSupportedError
+from cudnn_fe.core.errors import NotCompiledError
 from cudnn_fe.grouped import (
     grouped_gemm_forward,
     grouped_gemm_glu_backward,
@@ -130,5 +130,5 @@ def test_prepared_calls_take_any_m_and_nothing_else() -> None:
         plan.run(a_tensor=bf16(3, K))
     with pytest.raises(ValueError, match="kind"):
         prepare_grouped_gemm("other")
-    with pytest.raises(NotYetSupportedError, match="kind"):
-        prepare_grouped_gemm("quant", **tensors(8))
+    with pytest.raises(ValueError, match="reuse_row_outputs"):
+        prepare_grouped_gemm("glu", sfa_tensor=None, reuse_row_outputs=True, **tensors(8))

@@ -115,6 +115,18 @@ def test_torch(routing: str, act: str, biased: bool, generate_c: bool) -> None:
     check({name: leaves[name].grad for name in names}, exact(data, ends, weight, act, biased), names)
 
 
+@pytest.mark.parametrize("routing", ["uneven", "none at all"])
+@pytest.mark.parametrize(("act", "generate_c"), [("swiglu", True), ("geglu", False)])
+def test_scales_that_need_no_gradient(routing: str, act: str, generate_c: bool) -> None:
+    """The gradient of the sums then leaves the activation's derivative scaled already."""
+    data, ends, weight = inputs(routing)
+    leaves = {name: torch.from_numpy(value).requires_grad_(name != "alpha") for name, value in data.items()}
+    y = mlp(leaves, torch.from_numpy(ends), act, torch.ones(len(weight)), biased=False, generate_c=generate_c)
+    (y * torch.from_numpy(weight)).sum().backward()
+    names = ("x", "w1", "w2", "prob")
+    check({name: leaves[name].grad for name in names}, exact(data, ends, weight, act, False), names)
+
+
 @pytest.mark.parametrize("routing", ["uneven", "empty first, middle, last", "none at all"])
 @pytest.mark.parametrize(("act", "biased", "generate_c"), [("swiglu", False, True), ("geglu", True, False)])
 def test_jax(routing: str, act: str, biased: bool, generate_c: bool) -> None:

@@ -22,6 +22,7 @@ from cudnn_fe.grouped.classes_scaled import (
     GroupedGemmSwigluSm100,
 )
 from cudnn_fe.grouped.exports import FAMILY
+from cudnn_fe.grouped.prepared import prepare_grouped_gemm
 from cudnn_fe_testkit.scaled_moe import Case
 
 grouped: Any = cudnn_fe.grouped
@@ -349,3 +350,26 @@ def test_workspaces_of_the_vendors_reproducible_sums() -> None:
     blocks = torch.tensor([[[1.0]], [[2.0]], [[4.0]]], dtype=torch.bfloat16)
     ends = torch.tensor([128, 128, 384], dtype=torch.int32)
     assert made.reduce_dbias_workspace(blocks, ends)[:, 0, 0].tolist() == [1.0, 0.0, 6.0]
+
+
+def test_prepared_calls() -> None:
+    first, second = Case("mxfp8_e4m3", 64).wrapped("torch"), Case("mxfp8_e4m3", 64, "uneven", seed=3).wrapped("torch")
+    options: dict[str, Any] = {"d_dtype": "float8_e4m3fn", "sf_vec_size": 32}
+    plan = prepare_grouped_gemm("glu", reuse_row_outputs=True, **first, **options)
+    out, again = plan.run(**first), plan.run(**second)
+    assert again["d_tensor"].data_ptr() == out["d_tensor"].data_ptr()
+    assert again["d_col_tensor"].data_ptr() != out["d_col_tensor"].data_ptr()
+    wanted = grouped.grouped_gemm_glu_forward(**second, **options)
+    for key in ("d_tensor", "sfd_row_tensor"):
+        assert torch.equal(again[key].view(torch.uint8), wanted[key].view(torch.uint8))
+    short = Case("mxfp8_e4m3", 64, "atoms").wrapped("torch")
+    assert plan.run(**short)["d_tensor"].shape == (384, 32)
+    with pytest.raises(ValueError, match="sf_vec_size"):
+        plan.run(**first, sf_vec_size=16)
+    with pytest.raises(ValueError, match="sfa_tensor: got 1024 scales"):
+        plan.run(**short | {"sfa_tensor": first["sfa_tensor"]})
+    quant = prepare_grouped_gemm("quant", generate_amax=False, sf_vec_size=32, **first)
+    d = torch.zeros(140, 64, dtype=torch.bfloat16)
+    found = quant.run(**{name: x for name, x in second.items() if name != "norm_const_tensor"}, outputs={"d_tensor": d})
+    assert found["d_tensor"] is d
+    assert found["amax_tensor"] is None

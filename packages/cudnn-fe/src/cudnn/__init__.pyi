@@ -5,11 +5,13 @@ from cudnn import block_sparse_attention as block_sparse_attention
 from cudnn import collect_env as collect_env
 from cudnn import csa as csa
 from cudnn import deepseek_sparse_attention as deepseek_sparse_attention
+from cudnn import discrete_grouped_gemm as discrete_grouped_gemm
 from cudnn import engram as engram
 from cudnn import fla as fla
 from cudnn import flex_attention as flex_attention
 from cudnn import gated_attention_block as gated_attention_block
 from cudnn import gemm as gemm
+from cudnn import grouped_gemm as grouped_gemm
 from cudnn import hstu as hstu
 from cudnn import jax as jax
 from cudnn import linear_attention as linear_attention
@@ -114,6 +116,8 @@ from cudnn_fe.grouped.classes import GroupedGemmDgluSm100 as GroupedGemmDgluSm10
 from cudnn_fe.grouped.classes import GroupedGemmGluSm100 as GroupedGemmGluSm100
 from cudnn_fe.grouped.classes import GroupedGemmSm100 as GroupedGemmSm100
 from cudnn_fe.grouped.classes import GroupedGemmWgradSm100 as GroupedGemmWgradSm100
+from cudnn_fe.grouped.classes_hadamard import GroupedGemmGluHadamardQuantSm100 as GroupedGemmGluHadamardQuantSm100
+from cudnn_fe.grouped.classes_hadamard import GroupedGemmGluHadamardSm100 as GroupedGemmGluHadamardSm100
 from cudnn_fe.grouped.classes_scaled import DiscreteGroupedGemmDswigluSm100 as DiscreteGroupedGemmDswigluSm100
 from cudnn_fe.grouped.classes_scaled import DiscreteGroupedGemmSwigluSm100 as DiscreteGroupedGemmSwigluSm100
 from cudnn_fe.grouped.classes_scaled import GroupedGemmDsreluSm100 as GroupedGemmDsreluSm100
@@ -142,6 +146,10 @@ from cudnn_fe.grouped.glu import grouped_gemm_glu_forward as grouped_gemm_glu_fo
 from cudnn_fe.grouped.glu import grouped_gemm_glu_forward as grouped_gemm_glu_scaled_forward
 from cudnn_fe.grouped.glu import grouped_gemm_glu_jax_forward as grouped_gemm_glu_jax_forward
 from cudnn_fe.grouped.glu import grouped_gemm_glu_jax_forward as grouped_gemm_glu_jax_sm100
+from cudnn_fe.grouped.glu_hadamard import grouped_gemm_glu_hadamard_forward as grouped_gemm_glu_hadamard_forward
+from cudnn_fe.grouped.glu_hadamard import grouped_gemm_glu_hadamard_jax_forward as grouped_gemm_glu_hadamard_jax_forward
+from cudnn_fe.grouped.glu_hadamard_quant import grouped_gemm_glu_hadamard_quant_forward as grouped_gemm_glu_hadamard_quant_forward
+from cudnn_fe.grouped.glu_hadamard_quant import grouped_gemm_glu_hadamard_quant_jax_forward as grouped_gemm_glu_hadamard_quant_jax_forward
 from cudnn_fe.grouped.legacy import grouped_gemm_dglu_wrapper_sm100 as grouped_gemm_dglu_wrapper_sm100
 from cudnn_fe.grouped.legacy import grouped_gemm_glu_wrapper_sm100 as grouped_gemm_glu_wrapper_sm100
 from cudnn_fe.grouped.legacy import grouped_gemm_wgrad_wrapper_sm100 as grouped_gemm_wgrad_wrapper_sm100
@@ -150,6 +158,8 @@ from cudnn_fe.grouped.legacy_scaled import discrete_grouped_gemm_dswiglu_wrapper
 from cudnn_fe.grouped.legacy_scaled import discrete_grouped_gemm_swiglu_wrapper_sm100 as discrete_grouped_gemm_swiglu_wrapper_sm100
 from cudnn_fe.grouped.legacy_scaled import grouped_gemm_dsrelu_wrapper_sm100 as grouped_gemm_dsrelu_wrapper_sm100
 from cudnn_fe.grouped.legacy_scaled import grouped_gemm_dswiglu_wrapper_sm100 as grouped_gemm_dswiglu_wrapper_sm100
+from cudnn_fe.grouped.legacy_scaled import grouped_gemm_glu_hadamard_quant_wrapper_sm100 as grouped_gemm_glu_hadamard_quant_wrapper_sm100
+from cudnn_fe.grouped.legacy_scaled import grouped_gemm_glu_hadamard_wrapper_sm100 as grouped_gemm_glu_hadamard_wrapper_sm100
 from cudnn_fe.grouped.legacy_scaled import grouped_gemm_quant_wrapper_sm100 as grouped_gemm_quant_wrapper_sm100
 from cudnn_fe.grouped.legacy_scaled import grouped_gemm_srelu_wrapper_sm100 as grouped_gemm_srelu_wrapper_sm100
 from cudnn_fe.grouped.legacy_scaled import grouped_gemm_swiglu_wrapper_sm100 as grouped_gemm_swiglu_wrapper_sm100
@@ -166,6 +176,7 @@ from cudnn_fe.grouped.wgrad import WGradInputOrder as WGradInputOrder
 from cudnn_fe.grouped.wgrad import get_grouped_gemm_wgrad_workspace_size as get_grouped_gemm_wgrad_workspace_size
 from cudnn_fe.grouped.wgrad import get_grouped_gemm_wgrad_workspace_size as get_grouped_gemm_wgrad_workspace_size_sm100
 from cudnn_fe.grouped.wgrad import grouped_gemm_wgrad_forward as grouped_gemm_wgrad_forward
+from cudnn_fe.grouped.wgrad import grouped_gemm_wgrad_forward as grouped_gemm_wgrad_scaled_forward
 from cudnn_fe.grouped.wgrad import grouped_gemm_wgrad_jax_forward as grouped_gemm_wgrad_jax_forward
 from cudnn_fe.grouped.wgrad import grouped_gemm_wgrad_jax_forward as grouped_gemm_wgrad_jax_sm100
 from cudnn_fe.norm_rope.engram_gate import engram_gate_saved_backward as engram_gate_saved_backward

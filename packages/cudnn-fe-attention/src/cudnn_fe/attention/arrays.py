@@ -7,6 +7,7 @@ from typing import Any
 
 from array_api_compat import is_jax_array
 
+from cudnn_fe.core.arrays import astype, sigmoid
 from cudnn_fe.core.codecs import decode, encode, from_codes, to_bfloat16, to_codes, to_float16
 from cudnn_fe.core.dtypes import dtype
 
@@ -27,17 +28,6 @@ __all__ = [
     "without_gradient",
     "zeros_like",
 ]
-
-
-def astype(x: Any, name: str) -> Any:
-    """``x`` in the framework's dtype called ``name``."""
-    if hasattr(x, "astype"):
-        import ml_dtypes
-
-        return x.astype(getattr(ml_dtypes, name, name))
-    import torch  # x is its tensor
-
-    return x.to(getattr(torch, name))
 
 
 def wide(x: Any) -> Any:
@@ -78,12 +68,6 @@ def divide(xp: Any, x: Any, divisor: Any) -> Any:
 
         below = jax.lax.optimization_barrier(below)  # XLA would round the reciprocal of what is repeated too
     return x / below
-
-
-def sigmoid(xp: Any, x: Any) -> Any:
-    """``1 / (1 + exp(-x))`` without overflow for any finite x, NaN for NaN."""
-    small = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
 
 
 def index_range(xp: Any, count: int, like: Any) -> Any:
@@ -151,11 +135,13 @@ def known_finite(xp: Any, values: Any) -> bool:
 
 def without_gradient(x: Any) -> Any:
     """``x`` as a constant of whatever is differentiated."""
+    if hasattr(x, "detach"):
+        return x.detach()
     if is_jax_array(x):
         import jax  # x is its array
 
         return jax.lax.stop_gradient(x)
-    return x.detach() if hasattr(x, "detach") else x
+    return x
 
 
 def zeros_like(x: Any) -> Any:

@@ -26,6 +26,7 @@ __all__ = [
     "require_same_dtype",
     "require_statistic",
     "require_streamable",
+    "softmax_factor",
     "statistics_dtype",
 ]
 
@@ -171,3 +172,8 @@ def require_finite(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise OptionError(name, got=repr(value), wanted="a finite number", remedy="pass e.g. 0.125")
     return float(value)
+
+
+def softmax_factor(q: Any, given: Any, name: str = "softmax_scale") -> float:
+    """The factor of scores: a finite number, or ``D ** -0.5`` of queries whose last dim is D."""
+    return 1.0 / math.sqrt(max(q.shape[-1], 1)) if given is None else require_finite(given, name)

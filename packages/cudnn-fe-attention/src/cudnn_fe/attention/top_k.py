@@ -50,7 +50,7 @@ def best_first(xp: Any, scores: Any, valid: Any, count: int, order: Any = None) 
     else:
         # One, with what does not count beyond all that does; only the two lowest NaN become equals.
         last = 2**63 - 1 if order.dtype == xp.int64 else 2**31 - 1
-        keys = xp.where(valid, xp.clip(~order, -last - 1, last - 1), xp.full_like(order, last))
+        keys = xp.where(valid, xp.clip(~order, max=last - 1), xp.full_like(order, last))
         ranks = xp.argsort(keys, axis=-1, stable=True)[..., :count]
     kept, values = along_last(xp, valid, ranks), along_last(xp, scores, ranks)
     return (

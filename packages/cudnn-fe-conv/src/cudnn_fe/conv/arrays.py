@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.core.arrays import astype, sigmoid
+
 __all__ = ["activate", "activation_slope", "arange", "astype", "concrete", "sigmoid", "zeros", "zeros_like"]
-
-
-def sigmoid(xp: Any, x: Any) -> Any:
-    """``1 / (1 + exp(-x))`` without overflow for any finite x, NaN for NaN."""
-    small = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
 
 
 def activate(xp: Any, z: Any, activation: str) -> Any:
@@ -23,17 +19,6 @@ def activation_slope(xp: Any, z: Any, activation: str) -> Any:
     if activation != "silu":
         return xp.ones_like(z)
     return sigmoid(xp, z) * (1.0 + z * sigmoid(xp, -z))
-
-
-def astype(x: Any, name: str) -> Any:
-    """``x`` in the framework's dtype called ``name``."""
-    if hasattr(x, "astype"):
-        import ml_dtypes
-
-        return x.astype(getattr(ml_dtypes, name, name))
-    import torch  # x is its tensor
-
-    return x.to(getattr(torch, name))
 
 
 def arange(xp: Any, count: int, like: Any) -> Any:

@@ -8,7 +8,7 @@ from cudnn_fe.core.codecs import encode, from_codes, pack_fp4
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.frameworks import framework_of
 
-__all__ = ["astype", "cast", "counting", "is_jax", "matmul", "rounded", "sigmoid"]
+__all__ = ["astype", "cast", "counting", "hadamard", "is_jax", "matmul", "rounded", "sigmoid"]
 
 
 def is_jax(xp: Any) -> bool:
@@ -58,6 +58,17 @@ def matmul(xp: Any, left: Any, right: Any) -> Any:
     # JAX multiplies them with fewer bits on some platforms unless told not to.
     options = {"precision": "highest"} if is_jax(xp) else {}
     return xp.matmul(left, right, **options)
+
+
+def hadamard(xp: Any, x: Any) -> Any:
+    """The natural-order Hadamard transform of the last axis, a power of two long: butterflies at 1, 2, 4, ..."""
+    extent = x.shape[-1]
+    flat, stride = xp.reshape(x, (-1, extent)), 1
+    while stride < extent:
+        pairs = xp.reshape(flat, (-1, extent // (2 * stride), 2, stride))
+        low, high = pairs[:, :, 0], pairs[:, :, 1]
+        flat, stride = xp.reshape(xp.stack((low + high, low - high), axis=2), (-1, extent)), 2 * stride
+    return xp.reshape(flat, x.shape)
 
 
 def sigmoid(xp: Any, x: Any) -> Any:

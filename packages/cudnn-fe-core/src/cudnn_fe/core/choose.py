@@ -89,5 +89,6 @@ def _refusal(kernel: Kernel, problem: Problem, where: Device, *, named: bool) ->
     if where.place == "cpu":
         return "the operands are on the CPU"
     if kernel.opt_in and not named:
-        return f'it has not run on such a chip, and is used only where backend="{kernel.backend}" asks for it'
+        asked = f'backend="{kernel.backend}"'
+        return f"its tests are not known to pass on such a chip: it is used only where {asked} asks for it"
     return missing_toolchain() or kernel.refuse(problem, where)

@@ -35,6 +35,12 @@ def _mismatch(tensor: Any, spec: TensorSpec) -> Exception:
     )
 
 
+def _check_likeness(tensors: tuple[Any, ...], specs: list[TensorSpec]) -> None:
+    for tensor, spec in zip(tensors, specs, strict=True):
+        if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
+            raise _mismatch(tensor, spec)
+
+
 def _check_alignment(tensors: tuple[Any, ...], specs: list[TensorSpec]) -> None:
     """Compiled code may load as many bytes at once as the samples' alignment allowed."""
     for tensor, spec in zip(tensors, specs, strict=True):
@@ -99,9 +105,7 @@ def cuda_launch(
     checked: set[tuple[Any, ...]] = set()
 
     def check(tensors: tuple[Any, ...]) -> None:
-        for tensor, spec in zip(tensors, specs, strict=True):
-            if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
-                raise _mismatch(tensor, spec)
+        _check_likeness(tensors, specs)
         _check_alignment(tensors, specs)
         _check_overlap(tensors, specs, input_count)
 
@@ -312,9 +316,7 @@ def reference_launch(op: Op, problem: Problem, specs: list[TensorSpec], wanted: 
                 wanted="a buffer that may be written to",
                 remedy=f"use {op.jax_name or op.name}, which returns new arrays",
             )
-        for tensor, spec in zip(tensors, specs, strict=True):
-            if replace(spec_of(tensor, spec.name), alignment=spec.alignment) != spec:
-                raise _mismatch(tensor, spec)
+        _check_likeness(tensors, specs)
         _check_overlap(tensors, specs, input_count)
         if framework == "torch":
             _torch_reference(op, problem, inputs, outputs, scalars, wanted)

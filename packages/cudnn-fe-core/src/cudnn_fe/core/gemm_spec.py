@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.core.powers import common_power_of_two
 from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = ["GemmSpec", "GemmTile", "Major", "operand_alignment"]
@@ -91,8 +92,4 @@ def operand_alignment(spec: TensorSpec, dense: int) -> int:
         dense: Its contiguous dim.
     """
     steps = [step for dim, step in enumerate(spec.strides) if dim != dense and spec.shape[dim] > 1]
-    found = spec.alignment
-    for count in (*steps, spec.shape[dense]):
-        nbytes = count * spec.dtype.itemsize
-        found = min(found, nbytes & -nbytes) if nbytes else found
-    return found
+    return common_power_of_two(spec.alignment, *(count * spec.dtype.itemsize for count in (*steps, spec.shape[dense])))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["RowPlan", "access_bytes", "row_plan"]
-
+from cudnn_fe.core.powers import common_power_of_two, next_power_of_two
 from cudnn_fe.core.tensor import TensorSpec
+
+__all__ = ["RowPlan", "access_bytes", "row_plan"]
 
 _VECTOR_BYTES = 16
 _BLOCK = 128  # threads that narrow rows share a block up to
@@ -49,10 +50,6 @@ class RowPlan:
         return self.block * self.vectors * self.tiles * _VECTOR_BYTES if self.kept and self.tiles > 1 else 0
 
 
-def _power_of_two(count: int) -> int:
-    return 1 << max(count - 1, 0).bit_length()
-
-
 def row_plan(columns: int, *, vectors: int = 4, least_threads: int = 1, clusters: bool = False) -> RowPlan:
     """The plan for rows of ``columns`` 16-bit elements.
 
@@ -67,10 +64,10 @@ def row_plan(columns: int, *, vectors: int = 4, least_threads: int = 1, clusters
         RowPlan(threads=128, groups=1, vectors=4, tiles=1, ctas=1, part=512, kept=True)
     """
     per_row = -(-columns * 2 // _VECTOR_BYTES)
-    ctas = min(_power_of_two(-(-per_row // _WIDE_PART)), _MOST_CTAS) if clusters else 1
+    ctas = min(next_power_of_two(-(-per_row // _WIDE_PART)), _MOST_CTAS) if clusters else 1
     part = -(-per_row // ctas)
     part += part % 2 if ctas > 1 else 0
-    threads = max(min(_power_of_two(-(-part // vectors)), _WIDE_BLOCK), least_threads)
+    threads = max(min(next_power_of_two(-(-part // vectors)), _WIDE_BLOCK), least_threads)
     tiles = -(-part // (threads * vectors))
     held = max(-(-part // (threads * tiles)), 1)
     groups = max(_BLOCK // threads, 1)
@@ -87,5 +84,5 @@ def access_bytes(*specs: TensorSpec | None) -> int:
             continue
         steps = [step for step, extent in zip(spec.strides, spec.shape, strict=True) if extent > 1 and step != 1]
         for nbytes in (spec.alignment, *(step * spec.dtype.itemsize for step in steps)):
-            found = min(found, nbytes & -nbytes) if nbytes else found
+            found = common_power_of_two(found, nbytes)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.core.arrays import astype, sigmoid
 from cudnn_fe.core.dtypes import dtype
 
 __all__ = ["astype", "batched_product", "interleave", "sigmoid", "split_pairs", "swiglu", "widen_fp8"]
@@ -19,12 +20,6 @@ def batched_product(xp: Any, a: Any, b: Any) -> Any:
     options = {"precision": "highest"} if xp.__name__ == "jax.numpy" else {}
     product = xp.matmul(left, right, **options)
     return xp.permute_dims(product, (1, 2, 0))
-
-
-def sigmoid(xp: Any, x: Any) -> Any:
-    """``1 / (1 + exp(-x))`` without overflow for any finite x, NaN for NaN."""
-    small = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
 
 
 def split_pairs(xp: Any, s: Any) -> tuple[Any, Any]:
@@ -47,17 +42,6 @@ def swiglu(xp: Any, s: Any) -> Any:
     """``value * (gate * sigmoid(gate))`` of alternating blocks."""
     value, gate = split_pairs(xp, s)
     return value * (gate * sigmoid(xp, gate))
-
-
-def astype(x: Any, name: str) -> Any:
-    """``x`` in the framework's dtype called ``name``."""
-    if hasattr(x, "astype"):
-        import ml_dtypes
-
-        return x.astype(getattr(ml_dtypes, name, name))
-    import torch  # x is its tensor
-
-    return x.to(getattr(torch, name))
 
 
 def widen_fp8(x: Any) -> Any:

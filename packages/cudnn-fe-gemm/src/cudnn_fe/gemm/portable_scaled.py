@@ -12,12 +12,12 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Float32, Int32, cute
 
+import cudnn_fe.gemm.matmul.portable as matmul_portable
+import cudnn_fe.gemm.matmul.sm90 as matmul_sm90
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.block_dequantize import DequantizeTiles
 from cudnn_fe.core.cute.block_tiles import ScalePlace
 from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.gemm.matmul import portable as matmul_portable
-from cudnn_fe.gemm.matmul import sm90 as matmul_sm90
 from cudnn_fe.gemm.portable_finish import Finish
 from cudnn_fe.gemm.scaled_spec import OperandSpec, ScaledSpec
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cudnn_fe.core.arrays import cast
 from cudnn_fe.core.block_scale import atom_view, dequantize, quantize, swizzle_scales, unswizzle_scales
-from cudnn_fe.core.codecs import encode, from_codes, pack_fp4, unpack_fp4
-from cudnn_fe.core.dtypes import DType
-from cudnn_fe.core.frameworks import framework_of
-from cudnn_fe.gemm.arrays import astype, batched_product
+from cudnn_fe.core.codecs import from_codes, unpack_fp4
+from cudnn_fe.gemm.arrays import batched_product
 
 if TYPE_CHECKING:
     from cudnn_fe.core.block_scale import BlockFormat
     from cudnn_fe.gemm.scaled import QuantisingProblem, ScaledGemmProblem
 
-__all__ = ["cast", "finished", "largest", "scaled_product"]
+__all__ = ["finished", "largest", "scaled_product"]
 
 
 def scaled_product(problem: ScaledGemmProblem, xp: Any, a: Any, b: Any, sfa: Any, sfb: Any) -> Any:
@@ -41,16 +40,6 @@ def largest(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
     return xp.reshape(xp.max(xp.abs(x)), shape)
 
 
-def cast(xp: Any, x: Any, kind: DType) -> Any:
-    """float32 rounded to the dtype, FP8 and FP4 saturating; FP4 packed in pairs along dim 1."""
-    if kind.is_fp8:
-        return from_codes(encode(x, kind.name), kind.name)
-    if kind.bits == 4 or kind.name == "uint8":
-        packed = pack_fp4(encode(x, "float4_e2m1fn"), axis=1)
-        return packed.view(xp.float4_e2m1fn_x2) if kind.bits == 4 and framework_of(x) == "torch" else packed
-    return astype(x, kind.name)
-
-
 def finished(problem: QuantisingProblem, xp: Any, y: Any, norm_const: Any) -> tuple[Any, Any, Any]:
     """The last matrix (M, columns, L) in its dtype, its largest magnitude before that, and its packed scales.
 
@@ -59,7 +48,7 @@ def finished(problem: QuantisingProblem, xp: Any, y: Any, norm_const: Any) -> tu
     amax = largest(xp, y, problem.amax_shape)
     format = problem.result_format
     if format is None:
-        return cast(xp, y, problem.result_dtype), amax, xp.reshape(xp.astype(y[:0], xp.uint8), (-1,))
+        return cast(y, problem.result_dtype, axis=1), amax, xp.reshape(xp.astype(y[:0], xp.uint8), (-1,))
     got = quantize(y, format, axis=1, norm=norm_const)
     packed = from_codes(swizzle_scales(xp.permute_dims(got.scales, (2, 0, 1))), format.scale.name)
     codes = from_codes(got.codes, format.element.name)

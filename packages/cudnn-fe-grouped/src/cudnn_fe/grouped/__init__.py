@@ -13,6 +13,11 @@ from cudnn_fe.grouped.discrete_swiglu import (
 from cudnn_fe.grouped.dsrelu import grouped_gemm_srelu_backward, grouped_gemm_srelu_jax_backward
 from cudnn_fe.grouped.dswiglu import grouped_gemm_swiglu_backward, grouped_gemm_swiglu_jax_backward
 from cudnn_fe.grouped.glu import grouped_gemm_glu_forward, grouped_gemm_glu_jax_forward
+from cudnn_fe.grouped.glu_hadamard import grouped_gemm_glu_hadamard_forward, grouped_gemm_glu_hadamard_jax_forward
+from cudnn_fe.grouped.glu_hadamard_quant import (
+    grouped_gemm_glu_hadamard_quant_forward,
+    grouped_gemm_glu_hadamard_quant_jax_forward,
+)
 from cudnn_fe.grouped.prepared import PreparedGroupedGemm, prepare_grouped_gemm
 from cudnn_fe.grouped.quant import grouped_gemm_quant_forward, grouped_gemm_quant_jax_forward
 from cudnn_fe.grouped.srelu import grouped_gemm_srelu_forward, grouped_gemm_srelu_jax_forward
@@ -37,6 +42,10 @@ __all__ = [
     "grouped_gemm_forward",
     "grouped_gemm_glu_backward",
     "grouped_gemm_glu_forward",
+    "grouped_gemm_glu_hadamard_forward",
+    "grouped_gemm_glu_hadamard_jax_forward",
+    "grouped_gemm_glu_hadamard_quant_forward",
+    "grouped_gemm_glu_hadamard_quant_jax_forward",
     "grouped_gemm_glu_jax_backward",
     "grouped_gemm_glu_jax_forward",
     "grouped_gemm_jax_forward",

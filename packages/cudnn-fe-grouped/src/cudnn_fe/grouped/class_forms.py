@@ -20,11 +20,12 @@ Bound = tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]
 
 _POINTERS_OF = {"b_tensor": "b_ptrs", "sfb_tensor": "sfb_ptrs"}
 _POINTERS = tuple(_POINTERS_OF.values())
-FREE = dict.fromkeys((*ROWS, *VECTORS), (0,)) | {
-    "sfa_tensor": (0,),
+FREE = dict.fromkeys((*ROWS, *VECTORS, "sfa_tensor", "rht_colwise_tensor", "sfrht_colwise_tensor"), (0,)) | {
     "sfd_row_tensor": (1,),
     "sfd_col_tensor": (2,),
     "sfd_col_d_srelu_tensor": (2,),
+    "sfd_tensor": (1,),
+    "sfrht_rowwise_tensor": (1,),
 }
 """Extents that may differ from the samples' at each call: M."""
 
@@ -194,6 +195,14 @@ def arrange(inputs: Sequence[str], outputs: Sequence[str], *modes: Mode) -> Arra
 def arrange_wgrad(
     options: Mapping[str, Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...], scalars: tuple[float, ...]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[float, ...]]:
-    """The buffer is an operand too where it is added to."""
-    a, b, offsets, old, pointers = inputs
-    return (a, b, offsets, old if options["accumulate_on_output"] else None, pointers), outputs, scalars
+    """The operands of the mode that A's type names; the buffer is one too where it is added to."""
+    a, b, sfa, sfb, offsets, ga, gb, old, pointers = inputs
+    old = old if options["accumulate_on_output"] else None
+    if is_narrow(a, "a_tensor"):
+        flat = (reformed("sfa_tensor", sfa), reformed("sfb_tensor", sfb))
+        return (a, b, *flat, offsets, ga, gb, old, pointers), outputs, scalars
+    given = {"sfa_tensor": sfa, "sfb_tensor": sfb, "global_scale_a": ga, "global_scale_b": gb}
+    unused = [name for name, x in given.items() if x is not None]
+    if unused:
+        raise OptionError(", ".join(unused), got="a tensor", wanted="None in this mode", remedy="leave it out")
+    return (a, b, offsets, old, pointers), outputs, scalars

@@ -17,6 +17,7 @@ from cudnn_fe.grouped.glu import check_glu_hints, offset_of
 from cudnn_fe.grouped.glu.op import FORWARD as GLU
 from cudnn_fe.grouped.glu_scaled import glu_numbers
 from cudnn_fe.grouped.glu_scaled.op import NUMBERS, SCALED
+from cudnn_fe.grouped.scaled.arguments import check_common
 from cudnn_fe.grouped.scaled.calls import BACKWARD_KEYS
 from cudnn_fe.grouped.scaled.classes import (
     BACKWARD_INPUTS,
@@ -30,6 +31,7 @@ from cudnn_fe.grouped.unfused import check_unfused_hints
 from cudnn_fe.grouped.unfused.op import FORWARD
 from cudnn_fe.grouped.wgrad import is_ragged
 from cudnn_fe.grouped.wgrad.op import WGRAD
+from cudnn_fe.grouped.wgrad_scaled.op import SCALED as SCALED_WGRAD
 
 __all__ = ["GroupedGemmDgluSm100", "GroupedGemmGluSm100", "GroupedGemmSm100", "GroupedGemmWgradSm100"]
 
@@ -131,9 +133,14 @@ def _bind_dglu(given: Mapping[str, Any]) -> Bound:
 
 
 def _bind_wgrad(given: Mapping[str, Any]) -> Bound:
-    check_fixed(given["acc_dtype"])
-    check_glu_hints(given["mma_tiler_mn"], given["cluster_shape_mn"])
-    _refuse_scaled(given)
+    scaled = is_narrow(given["sample_a"], "a_tensor")
+    if scaled:
+        tiles = (given["mma_tiler_mn"], given["cluster_shape_mn"])
+        check_common(given["acc_dtype"], "n", 256, *tiles, given["sf_fp8_dtype_override"])
+    else:
+        check_fixed(given["acc_dtype"])
+        check_glu_hints(given["mma_tiler_mn"], given["cluster_shape_mn"])
+        _refuse_scaled(given)
     s = Samples(given)
     discrete = ("num_experts", "wgrad_shape", "wgrad_dtype")
     dense = s.specs["wgrad_tensor"] is not None
@@ -155,8 +162,11 @@ def _bind_wgrad(given: Mapping[str, Any]) -> Bound:
     if not accumulate:
         s.specs["old"] = None
     options = {"wgrad_dtype": kind, "ragged": is_ragged(given["input_order"]), "accumulate": accumulate}
-    names = ("a_tensor", "b_tensor", "offsets_tensor", "wgrad_tensor" if accumulate and dense else "old", "wgrad_ptrs")
-    return bound(WGRAD, s, options, {"wgrad_tensor": dense}, names=names)
+    op = SCALED_WGRAD if scaled else WGRAD
+    options |= {"sf_vec_size": given["sf_vec_size"]} if scaled else {}
+    old = "wgrad_tensor" if accumulate and dense else "old"
+    names = [old if name == "wgrad_tensor" else name for name in op.problem.operands]
+    return bound(op, s, options, {"wgrad_tensor": dense}, names=names)
 
 
 _FORWARD_OUTPUTS = ("d_tensor", "c_tensor")
@@ -239,13 +249,14 @@ GroupedGemmWgradSm100 = make_class(
         op=WGRAD,
         parameters=_WGRAD,
         execute=_WGRAD_EXECUTE,
-        inputs=WGRAD.problem.operands,
+        inputs=SCALED_WGRAD.problem.operands,
         outputs=("wgrad_tensor",),
         scalars=(),
-        absent=("sfa_tensor", "sfb_tensor", "global_scale_a", "global_scale_b", "descriptor_workspace"),
+        absent=(),
         bind=_bind_wgrad,
         arrange=arrange_wgrad,
-        free={"a_tensor": (1,), "b_tensor": (0,)},
+        free={"a_tensor": (1,), "b_tensor": (0,), "sfa_tensor": (0,), "sfb_tensor": (0,)},
+        modes=(SCALED_WGRAD,),
     ),
     __name__,
 )

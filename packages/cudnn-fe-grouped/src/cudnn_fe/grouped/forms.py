@@ -33,11 +33,22 @@ __all__ = [
 
 
 ROWS = frozenset(
-    {"a_tensor", "c_tensor", "d_tensor", "d_row_tensor", "d_col_tensor", "d_srelu_tensor", "activation_tensor"}
+    {
+        "a_tensor",
+        "c_tensor",
+        "d_tensor",
+        "d_row_tensor",
+        "d_col_tensor",
+        "d_srelu_tensor",
+        "activation_tensor",
+        "rht_rowwise_tensor",
+    }
 )
 VECTORS = frozenset({"prob_tensor", "dprob_tensor", "row_scale_tensor"})
 SCALE_OPERANDS = frozenset({"sfa_tensor", "sfb_tensor"})
-SCALE_RESULTS = frozenset({"sfd_row_tensor", "sfd_col_tensor", "sfd_col_d_srelu_tensor"})
+SCALE_RESULTS = frozenset(
+    {"sfd_row_tensor", "sfd_col_tensor", "sfd_col_d_srelu_tensor", "sfd_tensor", "sfrht_rowwise_tensor"}
+)
 
 
 def reformed(name: str, x: Any) -> Any:

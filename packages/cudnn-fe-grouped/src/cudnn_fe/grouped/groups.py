@@ -13,7 +13,7 @@ from typing import Any
 
 from cudnn_fe.core.arrays import astype, counting, is_jax, matmul
 
-__all__ = ["Groups", "by_expert", "grouped_product", "groups_of", "keep", "of_rows", "sum_rows"]
+__all__ = ["Groups", "by_expert", "grouped_product", "groups_of", "keep", "of_rows", "packed_rows", "sum_rows"]
 
 _LEAST, _MOST, _AIM = 8, 128, 64  # block heights, and how many blocks the rows should fill
 
@@ -41,10 +41,10 @@ class Groups:
     count: int
 
 
-def groups_of(xp: Any, offsets: Any, m: int) -> Groups:
-    """The groups of an (L,) array of non-decreasing ends over ``m`` > 0 rows."""
+def groups_of(xp: Any, offsets: Any, m: int, height: int = 0) -> Groups:
+    """The groups of an (L,) array of non-decreasing ends over ``m`` > 0 rows, in blocks of ``height``, if not 0."""
     count = offsets.shape[0]
-    height = min(_MOST, max(_LEAST, -(-m // _AIM)))
+    height = height or min(_MOST, max(_LEAST, -(-m // _AIM)))
     blocks = -(-m // height) + count
     ends = xp.clip(offsets, 0, m)
     begins = xp.concat((xp.zeros_like(ends[:1]), ends[:-1]))
@@ -81,7 +81,7 @@ def of_rows(xp: Any, groups: Groups, table: Any) -> Any:
     return astype(xp.take(table, groups.owner, axis=0), "float32")
 
 
-def _packed(xp: Any, groups: Groups, x: Any) -> Any:
+def packed_rows(xp: Any, groups: Groups, x: Any) -> Any:
     """(M, X) as (blocks, height, X), with zeros in unused places."""
     blocks, height = groups.rows.shape
     flat = xp.take(x, xp.reshape(groups.rows, (blocks * height,)), axis=0)
@@ -91,7 +91,7 @@ def _packed(xp: Any, groups: Groups, x: Any) -> Any:
 
 def grouped_product(xp: Any, groups: Groups, a: Any, b: Any) -> Any:
     """``sum_k A[m,k] * B[expert of m,n,k]`` as float32 (M, N); zeros in the rows past the end."""
-    packed = _packed(xp, groups, a)
+    packed = packed_rows(xp, groups, a)
 
     def of_block(rows: Any, expert: Any) -> Any:
         weight = xp.take(b, expert, axis=0)[0]  # one expert's, so that memory stays bounded
@@ -136,9 +136,9 @@ def by_expert(xp: Any, groups: Groups, a: Any, b: Any) -> Any:
         return matmul(xp, xp.permute_dims(astype(left, "float32"), (1, 0)), astype(right, "float32"))
 
     shape = (a.shape[1], b.shape[1])
-    return _summed(xp, groups, shape, of_block, _packed(xp, groups, a), _packed(xp, groups, b))
+    return _summed(xp, groups, shape, of_block, packed_rows(xp, groups, a), packed_rows(xp, groups, b))
 
 
 def sum_rows(xp: Any, groups: Groups, x: Any) -> Any:
     """The sum of each expert's rows of float32 ``x`` (M, X), as (L, X)."""
-    return _summed(xp, groups, (x.shape[1],), lambda rows: xp.sum(rows, axis=0), _packed(xp, groups, x))
+    return _summed(xp, groups, (x.shape[1],), lambda rows: xp.sum(rows, axis=0), packed_rows(xp, groups, x))

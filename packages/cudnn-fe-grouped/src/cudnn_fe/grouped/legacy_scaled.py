@@ -7,6 +7,8 @@ from cudnn_fe.grouped.discrete_dswiglu import discrete_grouped_gemm_swiglu_backw
 from cudnn_fe.grouped.discrete_swiglu import discrete_grouped_gemm_swiglu_forward
 from cudnn_fe.grouped.dsrelu import grouped_gemm_srelu_backward
 from cudnn_fe.grouped.dswiglu import grouped_gemm_swiglu_backward
+from cudnn_fe.grouped.glu_hadamard import grouped_gemm_glu_hadamard_forward
+from cudnn_fe.grouped.glu_hadamard_quant import grouped_gemm_glu_hadamard_quant_forward
 from cudnn_fe.grouped.quant import grouped_gemm_quant_forward
 from cudnn_fe.grouped.srelu import grouped_gemm_srelu_forward
 from cudnn_fe.grouped.swiglu import grouped_gemm_swiglu_forward
@@ -16,6 +18,8 @@ __all__ = [
     "discrete_grouped_gemm_swiglu_wrapper_sm100",
     "grouped_gemm_dsrelu_wrapper_sm100",
     "grouped_gemm_dswiglu_wrapper_sm100",
+    "grouped_gemm_glu_hadamard_quant_wrapper_sm100",
+    "grouped_gemm_glu_hadamard_wrapper_sm100",
     "grouped_gemm_quant_wrapper_sm100",
     "grouped_gemm_srelu_wrapper_sm100",
     "grouped_gemm_swiglu_wrapper_sm100",
@@ -41,4 +45,10 @@ grouped_gemm_dsrelu_wrapper_sm100 = make_alias(
 )
 grouped_gemm_dswiglu_wrapper_sm100 = make_alias(
     "grouped_gemm_dswiglu_wrapper_sm100", grouped_gemm_swiglu_backward, __name__
+)
+grouped_gemm_glu_hadamard_wrapper_sm100 = make_alias(
+    "grouped_gemm_glu_hadamard_wrapper_sm100", grouped_gemm_glu_hadamard_forward, __name__, ("canonical_layouts",)
+)
+grouped_gemm_glu_hadamard_quant_wrapper_sm100 = make_alias(
+    "grouped_gemm_glu_hadamard_quant_wrapper_sm100", grouped_gemm_glu_hadamard_quant_forward, __name__
 )

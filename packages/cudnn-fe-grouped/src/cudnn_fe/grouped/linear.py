@@ -10,16 +10,7 @@ from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.forms import permuted
 from cudnn_fe.grouped.groups import Groups, of_rows, sum_rows
 
-__all__ = ["contiguous", "form_of", "linear_gradients", "namespace", "product", "weight_gradient"]
-
-
-def namespace(x: Any) -> Any:
-    """The array namespace of a torch tensor or a JAX array."""
-    if hasattr(x, "permute"):
-        import array_api_compat.torch as xp
-    else:
-        import jax.numpy as xp
-    return xp
+__all__ = ["contiguous", "form_of", "linear_gradients", "product", "weight_gradient"]
 
 
 def contiguous(x: Any) -> Any:
@@ -71,22 +62,26 @@ def _transposed(a: Any, b: Any, form: Options) -> tuple[Any, Options]:
 
 def linear_gradients(
     xp: Any,
-    groups: Groups,
+    groups: Groups | None,
     operands: tuple[Any, Any, Any, Any],
     ds: Any,
     needed: tuple[bool, ...],
     backend: str | None,
     form: Options,
+    scaled: Any = None,
 ) -> tuple[Any, Any, Any]:
     """``(dA, dB, dalpha)`` of ``alpha * (A @ B)`` from float32 ``ds`` (M, N); None where not needed.
 
     Weights behind addresses get none: `grouped_gemm_wgrad_forward` gives theirs.
 
-    ``alpha * ds`` is rounded to the operands' dtype: what the tensor cores multiply.
+    ``alpha * ds`` is rounded to the operands' dtype: what the tensor cores multiply. Where it is given as ``scaled``,
+    and alpha's gradient is not needed, ``ds`` and ``groups`` may be None.
     """
     a, b, offsets, alpha = operands
     kind = dtype(a.dtype).name
-    scaled = contiguous(astype(ds * of_rows(xp, groups, alpha)[:, None], kind))
+    if scaled is None:
+        assert groups is not None
+        scaled = contiguous(astype(ds * of_rows(xp, groups, alpha)[:, None], kind))
     transposed, turned = _transposed(a, b, form)  # dA[m,k] = sum_n dS[m,n] B[n,k] contracts over N
     ones = xp.ones_like(alpha)
     da = db = dalpha = None
@@ -95,6 +90,7 @@ def linear_gradients(
     if needed[1] and not dict(form)["n"]:
         db = weight_gradient(scaled, a, offsets, kind=kind, backend=backend)
     if needed[3]:
+        assert groups is not None
         # Not from the forward's sums divided by alpha, which may be zero.
         back = product(contiguous(astype(ds, kind)), transposed, offsets, ones, form=turned, backend=backend)
         dots = xp.sum(back * xp.where(groups.inside[:, None], astype(a, "float32"), 0.0), axis=1)

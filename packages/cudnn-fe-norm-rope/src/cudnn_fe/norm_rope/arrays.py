@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.core.arrays import sigmoid
 from cudnn_fe.core.codecs import to_bfloat16
 
 __all__ = ["exact_product", "fused_multiply_add", "maximum_without_nan", "sigmoid", "to_bfloat16", "wide"]
@@ -12,12 +13,6 @@ __all__ = ["exact_product", "fused_multiply_add", "maximum_without_nan", "sigmoi
 def wide(xp: Any, x: Any) -> Any:
     """``x`` as float32, exactly for bfloat16."""
     return xp.astype(x, xp.float32)
-
-
-def sigmoid(xp: Any, x: Any) -> Any:
-    """``1 / (1 + exp(-x))`` without overflow for any finite x, NaN for NaN."""
-    small = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
 
 
 def maximum_without_nan(xp: Any, x: Any, axis: Any) -> Any:

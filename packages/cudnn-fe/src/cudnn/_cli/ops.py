@@ -61,7 +61,7 @@ def op_records() -> list[OpRecord]:
 def ops(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, legacy names included.")] = False) -> None:
     """List the installed ops: names, frameworks, and what each backend's code has run on.
 
-    [bold]run on H200[/]: its tests ran on that chip. [bold]compiled[/]: it compiles, and has not run.
+    [bold]run on H200[/]: its tests ran on that chip. [bold]compiled[/]: it compiles; its tests have not all run there.
 
     Example: [bold]cudnn-fe ops --json[/]
     """

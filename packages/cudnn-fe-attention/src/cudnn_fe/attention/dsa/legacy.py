@@ -18,7 +18,7 @@ from cudnn_fe.attention.dsa.sparse_scores import dsa_sparse_attn_score_forward, 
 from cudnn_fe.attention.dsa.sparse_scores.op import ATTENTION, INDEXER
 from cudnn_fe.attention.dsa.top_k import dsa_indexer_top_k_forward
 from cudnn_fe.attention.dsa.top_k.op import FORWARD as TOP_K
-from cudnn_fe.attention.operands import check_samples
+from cudnn_fe.attention.operands import check_samples, softmax_factor
 from cudnn_fe.core.legacy import LegacyClass, LegacyFunction, make_class, make_function
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec, spec_of
@@ -155,9 +155,7 @@ def _bind_backward(given: Given) -> Bound:
     outputs = tuple(
         wanted if sample is None else sample for sample, wanted in zip(samples, problem.outputs, strict=True)
     )
-    channels = float(max(given["sample_q"].shape[-1], 1))
-    scale = given["softmax_scale"]
-    return problem, outputs, (channels**-0.5 if scale is None else float(scale),)
+    return problem, outputs, (softmax_factor(given["sample_q"], given["softmax_scale"]),)
 
 
 SparseIndexerScoreRecompute, SparseAttnScoreRecompute, IndexerTopK, SparseAttentionBackward = (

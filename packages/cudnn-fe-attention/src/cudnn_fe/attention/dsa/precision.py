@@ -8,13 +8,12 @@ from cudnn_fe.attention.arrays import take, wide
 from cudnn_fe.attention.operands import FLOATS, require_offsets, require_same_dtype, statistics_dtype
 from cudnn_fe.attention.sequences import rows_of
 from cudnn_fe.core.block_scale import MXFP4, MXFP8_E4M3, dequantize, unswizzle_scales
-from cudnn_fe.core.codecs import pack_fp4, to_codes, unpack_fp4
-from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.core.codecs import unpack_fp4
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_one_of, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["PRECISIONS", "channels_of", "check_precision", "dequantized", "normal_precision", "packed_pairs"]
+__all__ = ["PRECISIONS", "channels_of", "check_precision", "dequantized", "normal_precision"]
 
 PRECISIONS = ("bf16", "fp8", "mxfp8", "mxfp4")
 _BLOCK = 32
@@ -29,14 +28,6 @@ def normal_precision(given: Any, allowed: tuple[str, ...] = PRECISIONS) -> str:
     lower = given.lower() if isinstance(given, str) else given
     require_one_of(lower, "precision", allowed)
     return str(lower)
-
-
-def packed_pairs(x: Any) -> Any:
-    """FP4 arrays of NumPy and JAX, one element a byte, as two a byte, which is torch's FP4; others as they are."""
-    kind = getattr(x, "dtype", None)
-    if kind is None or hasattr(x, "detach") or dtype(kind).name != "float4_e2m1fn":  # torch's are pairs already
-        return x
-    return pack_fp4(to_codes(x))
 
 
 def channels_of(spec: TensorSpec, precision: str) -> int:

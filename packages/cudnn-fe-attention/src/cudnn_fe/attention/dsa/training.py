@@ -11,6 +11,7 @@ import array_api_compat
 from cudnn_fe.attention.dsa.operands import require_shared_keys
 from cudnn_fe.attention.dsa.sparse_attention import dsa_sparse_attention_forward
 from cudnn_fe.attention.dsa.sparse_scores import dsa_sparse_attn_score_forward
+from cudnn_fe.attention.operands import softmax_factor
 from cudnn_fe.attention.rows import listed
 from cudnn_fe.core.errors import OptionError, OptionTypeError
 from cudnn_fe.core.frameworks import common_framework
@@ -23,7 +24,7 @@ __all__ = ["sparse_attention", "sparse_attention_score_recompute"]
 
 def _scale(q: Any, given: Any) -> float:
     if given is None:
-        return float(max(q.shape[-1], 1) ** -0.5)
+        return softmax_factor(q, None)
     if isinstance(given, bool) or not isinstance(given, Real):
         raise OptionTypeError("softmax_scale", got=repr(given), wanted="a real number", remedy="pass a Python float")
     if not math.isfinite(given) or given <= 0:

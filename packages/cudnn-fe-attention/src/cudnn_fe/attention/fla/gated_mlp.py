@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -34,8 +35,6 @@ def refuse(module: Any, original: Any) -> str | None:
 
 def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
     """`make_gated_mlp_forward` for the classes beside ``original``."""
-    import sys
-
     module = sys.modules[original.__module__]
     return make_gated_mlp_forward(original, module.GatedMLP, module.SwiGLULinear)
 

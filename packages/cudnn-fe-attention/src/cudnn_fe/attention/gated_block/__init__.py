@@ -6,7 +6,7 @@ from typing import Any
 
 from cudnn_fe.attention.arrays import without_gradient
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
-from cudnn_fe.attention.gated_block.op import BACKWARD, FORWARD, frozen
+from cudnn_fe.attention.gated_block.op import BACKWARD, FACTORS, FORWARD, frozen
 from cudnn_fe.attention.gated_block.record import (
     RecomputePolicy,
     SavedForBackward,
@@ -81,8 +81,9 @@ def gated_attention_block_forward(
     # Under JAX a derivative may be asked for later; what is not used then is never computed under jit.
     training = True if jax or _needs_gradient(operands[:7]) else save_for_backward
     form = lengths_form(thd, cu_seqlens)
-    options = (("shape", frozen(geometry)), ("form", form), ("training", training))
-    out, lse, *record = call(FORWARD, operands, options, (), backend=backend, stream=current_stream)
+    options = (("shape", frozen(geometry)), ("form", form), ("training", training), ("quant", None))
+    factors, scales = (1.0,) * len(FACTORS), (None, None)
+    out, lse, *record = call(FORWARD, (*operands, *scales), options, factors, backend=backend, stream=current_stream)
     saved = None
     if save_for_backward:
         if jax:

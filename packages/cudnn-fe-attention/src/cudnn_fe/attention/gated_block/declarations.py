@@ -1,7 +1,7 @@
-"""What a caller declares beside the geometry: block-sparse attention and quantisation, neither of which is served yet.
+"""What a caller declares beside the geometry: quantisation, and block-sparse attention, which is not served yet.
 
-The records check themselves, so that code which makes them fails where it did; a block that gets one says that it is
-not served.
+The records check themselves, so that code which makes them fails where it did; a block that gets one that is not served
+says so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.core.errors import NotYetSupportedError, OptionError
+from cudnn_fe.core.errors import NotYetSupportedError, OptionError, OptionTypeError
 from cudnn_fe.core.require import require_finite_positive, require_one_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "MxQuantSpec",
     "QsaSpec",
     "QuantSpec",
+    "factors_of",
 ]
 
 QSA_INDEX_LIST_FORM_SHARED, QSA_INDEX_LIST_FORM_PER_ROW = "shared", "per_row"
@@ -194,3 +195,24 @@ class MxQuantSpec:
                 )
         require_one_of(self.block_size, "block_size", (32,))
         _require_e4m3(self.dtype)
+
+
+def factors_of(spec: QuantSpec | MxQuantSpec | None) -> tuple[float, ...]:
+    """What codes are multiplied by and values before they are encoded; 1 where the block is not quantised.
+
+    Raises:
+        OptionTypeError: ``spec`` is no declaration.
+        NotYetSupportedError: It is of FP4.
+    """
+    if spec is None:
+        return (1.0,) * 7
+    if isinstance(spec, QuantSpec):
+        in_factors, out_factors = (spec.descale_h, spec.descale_w_qkvg, spec.descale_w_o), (spec.scale_q, spec.scale_k)
+        return (*in_factors, *out_factors, spec.scale_v, spec.scale_o)
+    given: object = spec
+    if not isinstance(given, MxQuantSpec):
+        got = type(given).__qualname__
+        raise OptionTypeError("quant", got=got, wanted="a QuantSpec, an MxQuantSpec or None", remedy="make one")
+    if spec.o_fp4 is not None or dtype(spec.w_qkvg_dtype).name != "float8_e4m3fn":
+        raise NotYetSupportedError("quant", got="FP4", wanted="E4M3", remedy="quantise to MXFP8")
+    return (1.0, 1.0, spec.descale_w_o, 1.0, 1.0, 1.0, spec.scale_o)

@@ -28,6 +28,10 @@ _INPUTS = (
 _LENGTHS = TensorRule(
     "seq_lens", "(B,) or (B+1,)", _ANY, ("int32",), "keys of each sequence; of packed ones lengths or offsets; or None"
 )
+_SCALES = (
+    TensorRule("h_sf", "(ceil128(B S) d_model / 32,)", "packed", ("uint8", "float8_e8m0fnu"), "MXFP8 scales, or None"),
+    TensorRule("w_qkvg_sf", "(ceil128(n_qkvg) d_model / 32,)", "packed", ("uint8", "float8_e8m0fnu"), "likewise"),
+)
 _RECORD = (
     TensorRule("proj_slab", "(B S, n_qkvg)", "compact", FLOATS, "the first projection, before norms; in training"),
     TensorRule("o", "(B, S, Hq, D)", "compact", FLOATS, "attention before the gate; in training"),
@@ -37,6 +41,7 @@ _RECORD = (
 FORWARD_TENSORS = (
     *_INPUTS,
     _LENGTHS,
+    *_SCALES,
     TensorRule("out", "as h", "compact", FLOATS, "the output"),
     TensorRule("lse", "(B, Hq, S), packed (1, Hq, T)", "compact", _STATISTICS, "natural log-sum-exp of the scores"),
     *_RECORD,
@@ -68,7 +73,14 @@ FORWARD_NOTES = (
     "count as zeros, whatever they hold.",
     "Gradients flow into h, both weights and the norms' weights under torch autograd and JAX; cosines, sines and the "
     "log-sum-exp have none.",
-    "Not served yet: FP8, MXFP8 and FP4 operands, paged caches and serving, block-sparse attention.",
+    "Quantised blocks are made by the class, with `quant`. FP8 with a factor per tensor: the first product is scaled "
+    "by `descale_h descale_w_qkvg`; queries, keys, values and the gated output are encoded as E4M3 of `x scale`, "
+    "rounded to nearest even and saturating; probabilities as E4M3 of 256 times their ratio to the row's largest, a "
+    "factor that the vendor leaves open. MXFP8: h and the first weight come with packed E8M0 scales of 32 channels, "
+    "queries and keys are encoded by 32 channels, values by 32 keys, probabilities as they are; the last product is "
+    "that of FP8. The fused pipelines of the vendor, which round once less, are not told apart.",
+    "Not served yet: gradients of quantised blocks, FP4 operands, MXFP8 of packed sequences, paged caches and serving, "
+    "block-sparse attention.",
     "Accepted beyond the vendor: every GPU, any head size, float32 and float64, CPU, NumPy and JAX.",
 )
 BACKWARD_NOTES = (

@@ -32,19 +32,19 @@ def _backward(
     backend: str | None,
     options: tuple[tuple[str, Any], ...],
 ) -> tuple[Any, ...]:
-    *inputs, lengths, slab, o, lse, rstd_q, rstd_k = saved
+    *inputs, lengths, _, _, slab, o, lse, rstd_q, rstd_k = saved
     given = dict(options)
     norms = inputs[2] is not None
     needs = (needed[0], needed[1], needed[6], norms and (needed[2] or needed[3]))
-    nothing: tuple[Any, ...] = (None,) * 8
+    nothing: tuple[Any, ...] = (None,) * 10
     if cotangents[0] is None or not any(needs):
         return nothing
     chosen = (("shape", given["shape"]), ("form", given["form"]), ("needs", needs))
     operands = (cotangents[0], *inputs, slab, o, lse, rstd_q, rstd_k, lengths)
-    grads = iter(call(BACKWARD, operands, chosen, scalars, backend=backend))
+    grads = iter(call(BACKWARD, operands, chosen, (), backend=backend))
     dh, dw_qkvg, dw_o = (next(grads) if wanted else None for wanted in needs[:3])
     dq, dk = (narrow(next(grads), dtype(w.dtype).name) if needs[3] else None for w in inputs[2:4])
-    return dh, dw_qkvg, dq, dk, None, None, dw_o, None
+    return dh, dw_qkvg, dq, dk, None, None, dw_o, None, None, None
 
 
 GRADIENT = Gradient(

@@ -101,11 +101,11 @@ def check_sample(found: TensorSpec, spec: TensorSpec) -> None:
 
 
 _MODES_OF_OTHERS = (
-    "quant sample_h_sf sample_w_qkvg_sf sample_w_o_sf paged_kv_page_size kv_source token_capacity sample_k_cache "
+    "quant sample_w_o_sf paged_kv_page_size kv_source token_capacity sample_k_cache "
     "sample_v_cache sample_block_table max_kv_len fuse_cache_write fuse_prepare kv_cache_dtype decode_route_policy "
     "decode_q_tile_max fuse_norm_rope_small_m fuse_cache_write_small_m sample_index_kv_cache "
     "sample_index_state_cache sample_index_state_block_table index_state_slot_mapping_present index_commit_present "
-    "rope_position_tables_only h_sf w_qkvg_sf w_o_sf block_ids block_lens k_cache v_cache block_table kv_lens "
+    "rope_position_tables_only w_o_sf block_ids block_lens k_cache v_cache block_table kv_lens "
     "slot_mapping index_k_raw num_tokens_live k_scale v_scale w_iq_norm w_ik_norm index_k_compressed block_ids_out "
     "block_lens_out index_kv_cache index_state_cache index_state_block_table index_state_slot_mapping cos_pos sin_pos "
     "n_commit scale_dp scale_dy scale_do scale_dqkvg h_t h_t_sf w_qkvg_t w_qkvg_t_sf w_o_t w_o_t_sf"

@@ -21,10 +21,14 @@ from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.require import require_dtype, require_one_of, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["BACKWARD", "FORWARD", "GatedAttentionBlock", "GatedAttentionBlockBackward", "frozen"]
+__all__ = ["BACKWARD", "FACTORS", "FORWARD", "GatedAttentionBlock", "GatedAttentionBlockBackward", "frozen"]
 
 _INPUTS = ("h", "w_qkvg", "w_q_norm", "w_k_norm", "cos", "sin", "w_o")
 _NORMS = ("w_q_norm", "w_k_norm")
+_SCALES = ("h_sf", "w_qkvg_sf")
+_CODES, _QUANTISED = "float8_e4m3fn", ("h", "w_qkvg", "w_o")
+_ROWS, _COLUMNS, _BLOCK = 128, 4, 32  # a tile of packed scales, and the elements of each
+FACTORS = ("descale_h", "descale_w_qkvg", "descale_w_o", "scale_q", "scale_k", "scale_v", "scale_o")
 
 
 def frozen(geometry: Any) -> tuple[Any, ...]:
@@ -43,11 +47,13 @@ def _require_block(
     form: str | None,
     seq_lens: TensorSpec | None,
     operands: dict[str, TensorSpec | None],
+    *,
+    quantised: bool = False,
 ) -> tuple[int, int]:
     """Validates what forward and backward share; returns batches and tokens."""
     h = operands["h"]
     assert h is not None
-    require_dtype(h, *FLOATS)
+    require_dtype(h, *((_CODES,) if quantised else FLOATS))
     if form is None:
         h.require_rank(3, "(B, S, d_model)")
         batch, tokens = h.shape[:2]
@@ -75,10 +81,36 @@ def _require_block(
         spec = operands[name]
         if spec is not None:
             require_shape(spec, shape, "the geometry's shape")
-            require_same_dtype(h, spec)
+            if quantised and name not in _QUANTISED:
+                require_dtype(spec, "bfloat16")
+            else:
+                require_same_dtype(h, spec)
             require_same_device(h, spec)
     _require_lengths(seq_lens, form, batch, h)
     return batch, tokens
+
+
+def _require_scales(
+    g: GatedAttentionBlockGeometry, operands: dict[str, TensorSpec | None], quant: str | None, form: str | None
+) -> None:
+    """Validates the packed scales of MXFP8 operands, which no other block takes."""
+    h = operands["h"]
+    assert h is not None
+    if quant == "mxfp8" and g.d_model % (_COLUMNS * _BLOCK):
+        got, wanted = str(g.d_model), f"a multiple of {_COLUMNS * _BLOCK} for MXFP8"
+        raise NotYetSupportedError("d_model", got=got, wanted=wanted, remedy="use FP8 with a factor per tensor")
+    if quant == "mxfp8" and form is not None:
+        raise NotYetSupportedError("thd", got="True with MXFP8", wanted="padded sequences", remedy="pad them")
+    for name, rows in zip(_SCALES, (h.size // g.d_model, g.n_qkvg), strict=True):
+        spec = operands[name]
+        count = -(-rows // _ROWS) * _ROWS * (g.d_model // _BLOCK)
+        if (spec is None) == (quant == "mxfp8"):
+            got, wanted = ("None", f"{count} scales") if spec is None else ("scales", "None but for MXFP8")
+            raise ShapeError(name, got=got, wanted=wanted, remedy="fit it to quant")
+        if spec is not None:
+            require_dtype(spec, "uint8", "float8_e8m0fnu")
+            require_shape(spec, (count,), "bytes of packed scales")
+            require_same_device(h, spec)
 
 
 def _require_lengths(seq_lens: TensorSpec | None, form: str | None, batch: int, h: TensorSpec) -> None:
@@ -100,8 +132,8 @@ def _require_lengths(seq_lens: TensorSpec | None, form: str | None, batch: int, 
 class GatedAttentionBlock(Problem):
     """One forward call."""
 
-    operands: ClassVar[tuple[str, ...]] = (*_INPUTS, "seq_lens")
-    optional: ClassVar[frozenset[str]] = frozenset({*_NORMS, "seq_lens"})
+    operands: ClassVar[tuple[str, ...]] = (*_INPUTS, "seq_lens", *_SCALES)
+    optional: ClassVar[frozenset[str]] = frozenset({*_NORMS, "seq_lens", *_SCALES})
     output_count: ClassVar[int] = 0
 
     h: TensorSpec
@@ -112,19 +144,29 @@ class GatedAttentionBlock(Problem):
     sin: TensorSpec
     w_o: TensorSpec
     seq_lens: TensorSpec | None
+    h_sf: TensorSpec | None
+    w_qkvg_sf: TensorSpec | None
     shape: tuple[Any, ...]
     form: str | None
     training: bool
+    quant: str | None
 
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
-        """Validate a call. Options: ``shape`` (see `frozen`), ``form`` of the lengths, and ``training``."""
+        """Validate a call.
+
+        Options: ``shape`` (see `frozen`), ``form`` of the lengths, ``training``, and ``quant``: None, ``"fp8"`` or
+        ``"mxfp8"``.
+        """
         require_flag(options["training"], "save_for_backward")
+        quant, form = options["quant"], options["form"]
+        require_one_of(quant, "quant", (None, "fp8", "mxfp8"))
         geometry = GatedAttentionBlockGeometry(*options["shape"])
         named = dict(zip(cls.operands, operands, strict=True))
-        _require_block(geometry, options["form"], named["seq_lens"], named)
+        _require_block(geometry, form, named["seq_lens"], named, quantised=quant is not None)
+        _require_scales(geometry, named, quant, form)
         bound: dict[str, Any] = dict(named)
-        return cls(**bound, shape=tuple(options["shape"]), form=options["form"], training=options["training"])
+        return cls(**bound, shape=tuple(options["shape"]), form=form, training=options["training"], quant=quant)
 
     @property
     def geometry(self) -> GatedAttentionBlockGeometry:
@@ -139,7 +181,7 @@ class GatedAttentionBlock(Problem):
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The output and the log-sum-exp; in training the projection, O and the norms' reciprocal roots."""
-        g, kind, statistics = self.geometry, self.h.dtype, statistics_dtype(self.h)
+        g, kind, statistics = self.geometry, self.cos.dtype, statistics_dtype(self.cos)
         batch, tokens = self.extents
         rows = [
             ("out", self.h.shape, kind),
@@ -272,6 +314,7 @@ FORWARD = Op(
     example=FORWARD_EXAMPLE,
     source=SOURCE,
     notes=FORWARD_NOTES,
+    scalars=FACTORS,
     results=("out", "lse", "proj_slab", "o", "rstd_q", "rstd_k"),
     gradient="cudnn_fe.attention.gated_block.gradient:GRADIENT",
     reference_on_gpu=True,

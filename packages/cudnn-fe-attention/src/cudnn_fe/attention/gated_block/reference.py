@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudnn_fe.attention.arrays import narrow, product, round_through, sigmoid, wide
@@ -9,12 +10,18 @@ from cudnn_fe.attention.bands import places, within
 from cudnn_fe.attention.pieces import attend, attend_gradients, log_sum_exp
 from cudnn_fe.attention.sequences import offsets_of, rows_of
 from cudnn_fe.attention.tiles import Visible
+from cudnn_fe.core.block_scale import MXFP8_E4M3, dequantize, quantize, unswizzle_scales
+from cudnn_fe.core.codecs import decode, to_codes
 
 if TYPE_CHECKING:
     from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
     from cudnn_fe.attention.gated_block.op import GatedAttentionBlock, GatedAttentionBlockBackward
 
 __all__ = ["backward", "forward"]
+
+
+_CODES, _BLOCK = "float8_e4m3fn", 32
+_LIFT = 256.0  # of probabilities with a factor per tensor: E4M3 then keeps what is 2**-17 of the largest
 
 
 class _Heads(NamedTuple):
@@ -37,6 +44,9 @@ def forward(
     sin: Any,
     w_o: Any,
     seq_lens: Any,
+    h_sf: Any,
+    w_qkvg_sf: Any,
+    *factors: float,
 ) -> tuple[Any, ...]:
     """``(out, lse)``, and in training the projection, O, and the reciprocal roots of both norms.
 
@@ -51,23 +61,63 @@ def forward(
         sin: Sines.
         w_o: The last weight (d_model, Hq D).
         seq_lens: Keys of each sequence, or the packed sequences' lengths or offsets, or None.
+        h_sf: Packed scales of h, or None.
+        w_qkvg_sf: Packed scales of the first weight, or None.
+        factors: What codes are multiplied by, and values before they are encoded; see `QuantSpec`.
     """
-    g, io = problem.geometry, problem.h.dtype.name
+    g, io = problem.geometry, problem.cos.dtype.name
     cos, sin = _tables(cos), _tables(sin)
-    x, visible = _sequences(problem, xp, wide(_batched(h)), seq_lens)
-    slab = narrow(product(xp, x, xp.matrix_transpose(wide(w_qkvg))), io)
+    of_h, of_weight, of_o, *_, scale_o = factors
+    x, visible = _sequences(problem, xp, _scaled(xp, _batched(h), h_sf), seq_lens)
+    weight = _scaled(xp, w_qkvg, w_qkvg_sf)
+    slab = narrow(product(xp, x, xp.matrix_transpose(weight)) * (of_h * of_weight), io)
     bands = _bands(xp, g, wide(slab))
     q, rstd_q = _prepared(xp, g, bands.q, w_q_norm, cos, sin, io)
     k, rstd_k = _prepared(xp, g, bands.k, w_k_norm, cos, sin, io)
-    o, top, total = attend(xp, _turned(xp, q), _turned(xp, k), _turned(xp, bands.v), visible, g.scale, io)
-    o, lse = round_through(_turned(xp, o), io), log_sum_exp(xp, top, total)
+    q, k, v = (_turned(xp, y) for y in (q, k, bands.v))
+    if problem.quant == "mxfp8":  # what no query sees takes no part in the scales of its block
+        v = xp.where(places(xp, v, seq_lens, None).valid[..., None], v, xp.zeros_like(v))
+    o, lse = _attended(problem, xp, q, k, v, visible, factors)
+    o = round_through(_turned(xp, o), io)
     gated = round_through(o * sigmoid(xp, bands.gate), io)
-    out = product(xp, _flat(xp, gated), xp.matrix_transpose(wide(w_o)))
+    if problem.quant is not None:
+        gated = round_through(gated * scale_o, _CODES)
+    out = product(xp, _flat(xp, gated), xp.matrix_transpose(wide(w_o))) * (of_o / scale_o)
     results = [narrow(xp.reshape(out, problem.h.shape), io), lse]
     if problem.training:
         results += [xp.reshape(slab, (-1, g.n_qkvg)), narrow(o, io)]
         results += [rstd_q, rstd_k] if g.qk_norm else []
     return tuple(results)
+
+
+def _scaled(xp: Any, x: Any, scales: Any) -> Any:
+    """The values of ``x``, with a factor per 32 channels where there are packed scales."""
+    if scales is None:
+        return wide(x)
+    plain = unswizzle_scales(to_codes(scales), prod(x.shape[:-1]), x.shape[-1] // _BLOCK)
+    factors = xp.repeat(decode(plain[0], "float8_e8m0fnu"), _BLOCK, axis=1)
+    return wide(x) * xp.reshape(factors, x.shape)
+
+
+def _blocks(x: Any, axis: int) -> Any:
+    """``x`` in MXFP8 along an axis."""
+    codes, scales, _ = quantize(x, MXFP8_E4M3, axis=axis, recipe="power_of_two")
+    return dequantize(codes, scales, MXFP8_E4M3, axis=axis)
+
+
+def _attended(
+    problem: GatedAttentionBlock, xp: Any, q: Any, k: Any, v: Any, visible: Visible, factors: tuple[float, ...]
+) -> tuple[Any, Any]:
+    """O and the log-sum-exp, of E4M3 operands and probabilities where the block is quantised."""
+    scale, by_value, lift, io = problem.geometry.scale, 1.0, 1.0, problem.cos.dtype.name
+    if problem.quant == "fp8":
+        of_q, of_k, by_value = factors[3:6]
+        q, k, v = (round_through(x * factor, _CODES) for x, factor in ((q, of_q), (k, of_k), (v, by_value)))
+        scale, lift, io = scale / (of_q * of_k), _LIFT, _CODES
+    elif problem.quant == "mxfp8":
+        q, k, v, io = _blocks(q, -1), _blocks(k, -1), _blocks(v, -2), _CODES
+    o, top, total = attend(xp, q, k, v, visible, scale, io, lift=lift)
+    return o / by_value, log_sum_exp(xp, top, total)
 
 
 def backward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.linear.op import GDN_BACKWARD, GDN_FORWARD, KDA_BACKWARD, KDA_FORWARD
-from cudnn_fe.attention.operands import deliver, require_finite
+from cudnn_fe.attention.operands import deliver, softmax_factor
 from cudnn_fe.core.call import call
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.op import Op
@@ -21,12 +21,10 @@ __all__ = [
 _GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "d_initial_state", "d_a_log", "d_dt_bias")
 
 
-def _scale(q: Any, scale: float | None) -> float:
-    return require_finite(float(max(q.shape[-1], 1)) ** -0.5 if scale is None else scale, "scale")
-
-
 def _forward(op: Op, operands: tuple[Any, ...], scale: float | None, backend: str | None, **options: Any) -> TupleDict:
-    results = call(op, operands, tuple(options.items()), (_scale(operands[0], scale),), backend=backend)
+    results = call(
+        op, operands, tuple(options.items()), (softmax_factor(operands[0], scale, "scale"),), backend=backend
+    )
     names = ("o", "final_state", "checkpoints")[: len(results)]
     state, pool = operands[6], operands[9] is not None
     written = options["overwrite_initial_state"] or (pool and options["output_final_state"])
@@ -36,7 +34,9 @@ def _forward(op: Op, operands: tuple[Any, ...], scale: float | None, backend: st
 
 
 def _backward(op: Op, operands: tuple[Any, ...], scale: float | None, backend: str | None, **options: Any) -> TupleDict:
-    grads = iter(call(op, operands, tuple(options.items()), (_scale(operands[0], scale),), backend=backend))
+    grads = iter(
+        call(op, operands, tuple(options.items()), (softmax_factor(operands[0], scale, "scale"),), backend=backend)
+    )
     there = (*[True] * 5, *(x is not None for x in operands[8:]))
     return TupleDict({name: next(grads) if given else None for name, given in zip(_GRADIENTS, there, strict=True)})
 
@@ -90,7 +90,7 @@ def gated_delta_net_forward(
         a_log: (HO,), or None for 0; only with ``safe_gate``.
         dt_bias: (HO,), or None for 0; only with ``safe_gate``.
         checkpoint_every_n_tokens: n for the states before every n-th token of each sequence; 0 for none.
-        checkpoint_dtype: Their dtype: float32, or that of q; None is float32.
+        checkpoint_dtype: Their dtype: that of q, which None is, or float32.
         plan_name: The backend to use, under cudnn-frontend 1.32's name for the choice.
         overwrite_initial_state: Whether final states go into ``initial_state``, which is then returned.
         state_indices: int32 (N,): places of the sequences' states in ``initial_state``, a pool of any size. With

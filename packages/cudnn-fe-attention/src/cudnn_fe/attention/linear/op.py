@@ -11,7 +11,7 @@ from cudnn_fe.attention.operands import compact, require_flag, require_same_dtyp
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, OptionError
 from cudnn_fe.core.op import Op, Problem
-from cudnn_fe.core.require import require_rows, require_same_device, require_shape
+from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = [
@@ -158,7 +158,7 @@ class DeltaRule(_Call):
 def _checkpoint_dtype(given: Any, q: TensorSpec) -> str:
     wide = "float64" if q.dtype.name == "float64" else "float32"
     if given is None:
-        return wide
+        return q.dtype.name
     name = dtype(given, operand="checkpoint_dtype").name
     if name not in (wide, q.dtype.name):
         raise OptionError(
@@ -197,7 +197,6 @@ class DeltaRuleBackward(_Call):
         require_shape(do, (q.shape[0], *shape[1:3]), "(T, HO, V)")
         require_same_dtype(q, do)
         require_same_device(q, do, by_final)
-        require_rows(do)
         for spec in (state, by_final):
             if spec is not None:
                 require_states(spec, shape, "(N, HO, V, K)")

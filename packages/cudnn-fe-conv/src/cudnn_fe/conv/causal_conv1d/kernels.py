@@ -11,6 +11,7 @@ from cudnn_fe.conv.operands import taps_lie_whole, vector_length
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Kernel
+from cudnn_fe.core.powers import next_power_of_two
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
@@ -62,10 +63,6 @@ def _major(problem: Sequences) -> Literal["channels", "time"]:
     return "time" if along_time and not along_channels else "channels"
 
 
-def _power_above(count: int) -> int:
-    return 1 << max(count - 1, 0).bit_length()
-
-
 def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], final: bool, backward: bool) -> ConvSpec:
     major = _major(problem)
     _, channels, time = problem.extents
@@ -89,7 +86,7 @@ def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], fin
         layout=problem.layout,
         major=major,
         vector=vector,
-        lanes=min(_power_above(-(-extent // vector)), THREADS if major == "channels" else 32),
+        lanes=min(next_power_of_two(-(-extent // vector)), THREADS if major == "channels" else 32),
         whole_taps=major == "channels" and taps_lie_whole(problem.weight, vector),
         unroll=tuning.unroll,
         resident=tuning.resident,

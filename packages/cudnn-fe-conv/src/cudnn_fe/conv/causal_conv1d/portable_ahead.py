@@ -34,7 +34,7 @@ class Ahead:
 def fetch(ahead: Ahead, address: Any, step: Any, valid: Any = None) -> None:
     """Issue the loads of vectors ``step`` bytes apart; zeros, and nothing is read, where ``valid`` is false."""
     for row in range(ahead.rows):
-        held = None if valid is None else valid[row]
+        held = Int32(1) if valid is None else valid[row]
         fill(ahead.held, row * ahead.size, load_words(ahead.dtype, address + row * step, ahead.count, held))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from cudnn_fe.core.block_scale.dequantizer.op import DequantizeSpec, dequantize_kernel
+from cudnn_fe.core.block_scale.dequantizer.op import dequantize_kernel
+from cudnn_fe.core.block_scale.dequantizer.spec import DequantizeSpec
 from cudnn_fe.core.block_scale.formats import NVFP4, BlockFormat
-from cudnn_fe.core.block_scale.quantizer.op import QuantizeSpec, quantize_kernel
+from cudnn_fe.core.block_scale.quantizer.op import quantize_kernel
+from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import ShapeError

@@ -107,6 +107,6 @@ def packed_pairs(x: Array, *, axis: int = -1) -> Array:
 
     The order is that of `pack_fp4`.
     """
-    if x is None or dtype_of(x).name != E2M1.name or array_api_compat.is_torch_array(x):
+    if not hasattr(x, "dtype") or array_api_compat.is_torch_array(x) or dtype_of(x).name != E2M1.name:
         return x
     return pack_fp4(to_codes(x), axis=axis)

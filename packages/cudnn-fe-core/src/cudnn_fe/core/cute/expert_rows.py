@@ -14,7 +14,7 @@ from cutlass import Int32, Int64, cute
 
 from cudnn_fe.core.cute.ptx_base import load_global
 
-__all__ = ["RowTile", "first_slot", "row_range", "row_tile", "slot_count"]
+__all__ = ["RowTile", "first_slot", "row_owner", "row_range", "row_tile", "slot_count"]
 
 _WARP = 32
 
@@ -85,3 +85,18 @@ def row_tile(offsets: cute.Tensor, rows: Int32, slot: Int32, height: cutlass.Con
         end = _begin(offsets, rows, expert + 1)
     first = begin + cutlass.max(slot - first_slot(begin, expert, height), Int32(0)) * height
     return RowTile(expert, first, end - first)
+
+
+@cute.jit
+def row_owner(offsets: cute.Tensor, row: Int32) -> Int32:
+    """The expert of a row, L for one past the end. A whole warp asks for the same row."""
+    lane = Int32(cute.arch.thread_idx()[0]) % _WARP
+    count = Int32(offsets.shape[0])
+    before = Int32(0)
+    for turn in cutlass.range((count + (_WARP - 1)) // _WARP):
+        expert = turn * _WARP + lane
+        (end,) = load_global(offsets.iterator.toint() + Int64(expert) * 4, 4, Int32(expert < count))
+        before += Int32(expert < count) & Int32(end <= row)
+    for step in cutlass.range_constexpr(5):
+        before += cute.arch.shuffle_sync_bfly(before, 1 << step)
+    return before

@@ -66,13 +66,11 @@ def copy_async(shared: Int32, address: Int64, size: int, valid: Any) -> None:
     assemble(f"cp.async.{cached}.shared.global [$0], [$1], {size}, $2;", [], [Int32(shared), Int64(address), copied])
 
 
-def load_global(address: Int64, size: int, valid: Any = None) -> list[Int32]:
-    """Read ``size`` (1, 2, 4, 8 or 16) bytes as words, the last zero-extended; zeros unless ``valid``, if given."""
+def load_global(address: Int64, size: int, valid: Any) -> list[Int32]:
+    """Read ``size`` (1, 2, 4, 8 or 16) bytes as words, the last zero-extended; zeros unless ``valid``."""
     count = max(size // 4, 1)
     names = [f"${index}" for index in range(count)]
     width = {1: ".u8 $0", 2: ".u16 $0", 4: ".b32 $0", 8: ".v2.b32 {$0,$1}", 16: ".v4.b32 {$0,$1,$2,$3}"}[size]
-    if valid is None:
-        return assemble(f"ld.global{width}, [${count}];", [Int32] * count, [Int64(address)])
     clear = " ".join(f"mov.b32 {name}, 0;" for name in names)
     code = f"{{ .reg .pred p; setp.ne.s32 p, ${count + 1}, 0; {clear} @p ld.global{width}, [${count}]; }}"
     return assemble(code, [Int32] * count, [Int64(address), Int32(valid)])

@@ -11,14 +11,14 @@ from cudnn_fe.core.cute.ptx_base import load_global
 __all__ = ["load_words", "store_vector", "widen"]
 
 
-def load_words(dtype: Any, address: Int64, count: int, valid: Any = None) -> list[Int32]:
+def load_words(dtype: Any, address: Int64, count: int, valid: Any) -> list[Int32]:
     """Read ``count`` elements at once; the address is aligned to their size, or to 16 bytes.
 
     The compiler moves an ordinary load to where its value is used, behind other loads' uses too. These stay where
     they are written, so that as many are in flight as were asked for.
 
     Returns:
-        Words for `widen`; where ``valid`` is given and false, nothing is read and they are zeros.
+        Words for `widen`; zeros, and nothing is read, unless ``valid``.
     """
     size = dtype.width // 8 * count
     return [word for at in range(0, size, 16) for word in load_global(address + at, min(size, 16), valid)]

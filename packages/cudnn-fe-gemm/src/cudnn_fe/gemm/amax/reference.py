@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.gemm.scaled_arrays import cast, largest, scaled_product
+from cudnn_fe.core.arrays import cast
+from cudnn_fe.gemm.scaled_arrays import largest, scaled_product
 
 if TYPE_CHECKING:
     from cudnn_fe.gemm.amax.op import GemmAmax
@@ -24,4 +25,4 @@ def gemm_amax(problem: GemmAmax, xp: Any, a: Any, b: Any, sfa: Any, sfb: Any) ->
         sfb: Packed scales of B.
     """
     c = scaled_product(problem, xp, a, b, sfa, sfb)
-    return cast(xp, c, problem.c_dtype), largest(xp, c, problem.amax_shape)
+    return cast(c, problem.c_dtype, axis=1), largest(xp, c, problem.amax_shape)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.gemm.scaled_arrays import cast, finished, scaled_product
+from cudnn_fe.core.arrays import cast
+from cudnn_fe.gemm.scaled_arrays import finished, scaled_product
 
 if TYPE_CHECKING:
     from cudnn_fe.gemm.srelu.op import GemmSrelu
@@ -30,7 +31,7 @@ def gemm_srelu(
     """
     s = alpha * scaled_product(problem, xp, a, b, sfa, sfb)
     r = rectified(xp, s)
-    return cast(xp, s, problem.c_dtype), *finished(problem, xp, (r * r) * prob, norm_const)
+    return cast(s, problem.c_dtype, axis=1), *finished(problem, xp, (r * r) * prob, norm_const)
 
 
 def rectified(xp: Any, s: Any) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cudnn_fe.core.arrays import cast
 from cudnn_fe.gemm.arrays import swiglu
-from cudnn_fe.gemm.scaled_arrays import cast, finished, scaled_product
+from cudnn_fe.gemm.scaled_arrays import finished, scaled_product
 
 if TYPE_CHECKING:
     from cudnn_fe.gemm.swiglu_scaled.op import GemmSwigluScaled
@@ -30,4 +31,4 @@ def gemm_swiglu_scaled(
     """
     s = alpha * scaled_product(problem, xp, a, b, sfa, sfb)
     c, amax, scales = finished(problem, xp, swiglu(xp, s), norm_const)
-    return cast(xp, s, problem.ab12_dtype), c, scales, amax
+    return cast(s, problem.ab12_dtype, axis=1), c, scales, amax

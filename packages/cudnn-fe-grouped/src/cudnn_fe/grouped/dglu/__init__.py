@@ -29,15 +29,8 @@ from cudnn_fe.grouped.forms import (
 from cudnn_fe.grouped.glu import offset_of
 from cudnn_fe.grouped.glu.op import activation
 from cudnn_fe.grouped.glu_scaled import glu_numbers
-from cudnn_fe.grouped.scaled.calls import (
-    EPILOGUES,
-    Rows,
-    Weights,
-    check_common,
-    check_result,
-    only,
-    run_backward,
-)
+from cudnn_fe.grouped.scaled.arguments import EPILOGUES, Rows, Weights, check_common, check_result
+from cudnn_fe.grouped.scaled.calls import only, run_backward
 from cudnn_fe.grouped.scaled.problem import FP8
 from cudnn_fe.grouped.unfused import check_unfused_hints
 

@@ -11,16 +11,8 @@ from cudnn_fe.core.require import require_one_of
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.discrete_dswiglu.op import BACKWARD, KEYS
 from cudnn_fe.grouped.glu_scaled import glu_numbers
-from cudnn_fe.grouped.scaled.calls import (
-    EPILOGUES,
-    Rows,
-    Weights,
-    check_common,
-    check_result,
-    only,
-    require_given,
-    run_backward,
-)
+from cudnn_fe.grouped.scaled.arguments import EPILOGUES, Rows, Weights, check_common, check_result, require_given
+from cudnn_fe.grouped.scaled.calls import only, run_backward
 from cudnn_fe.grouped.scaled.problem import FP8
 
 __all__ = ["discrete_grouped_gemm_swiglu_backward", "discrete_grouped_gemm_swiglu_jax_backward"]

@@ -8,7 +8,7 @@ from cudnn_fe.core.require import require_one_of
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.discrete_swiglu.op import FORWARD
 from cudnn_fe.grouped.glu_scaled import glu_numbers, scaled_glu
-from cudnn_fe.grouped.scaled.calls import Rows, Weights, check_common
+from cudnn_fe.grouped.scaled.arguments import Rows, Weights, check_common
 
 __all__ = ["discrete_grouped_gemm_swiglu_forward", "discrete_grouped_gemm_swiglu_jax_forward"]
 

@@ -48,4 +48,5 @@ FORWARD = Op(
         "discrete_grouped_gemm_swiglu_jax_sm100",
     ),
     jax_name="discrete_grouped_gemm_swiglu_jax_forward",
+    gradient="cudnn_fe.grouped.scaled.gradient:GRADIENT",
 )

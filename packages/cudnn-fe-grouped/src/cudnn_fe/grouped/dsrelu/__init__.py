@@ -6,7 +6,8 @@ from typing import Any
 
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.dsrelu.op import BACKWARD
-from cudnn_fe.grouped.scaled.calls import Rows, Weights, check_common, check_result, require_given, run_backward
+from cudnn_fe.grouped.scaled.arguments import Rows, Weights, check_common, check_result, require_given
+from cudnn_fe.grouped.scaled.calls import run_backward
 from cudnn_fe.grouped.scaled.problem import FP8
 
 __all__ = ["grouped_gemm_srelu_backward", "grouped_gemm_srelu_jax_backward"]

@@ -8,18 +8,16 @@ from typing import Any
 from cudnn_fe.core.require import require_one_of
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.dswiglu.op import BACKWARD, KEYS
-from cudnn_fe.grouped.scaled.calls import (
+from cudnn_fe.grouped.scaled.arguments import (
     EPILOGUES,
     Rows,
     Weights,
     check_common,
     check_result,
-    filled,
-    only,
     require_given,
-    run_backward,
     wants_amax,
 )
+from cudnn_fe.grouped.scaled.calls import filled, only, run_backward
 from cudnn_fe.grouped.scaled.problem import FP8
 from cudnn_fe.grouped.swiglu import SWIGLU
 

@@ -14,7 +14,7 @@ from cudnn_fe.grouped.forms import Buffers, as_rows, in_form, is_narrow, require
 from cudnn_fe.grouped.glu.op import FORWARD, activation
 from cudnn_fe.grouped.glu_scaled import glu_numbers, scaled_glu
 from cudnn_fe.grouped.glu_scaled.op import SCALED
-from cudnn_fe.grouped.scaled.calls import Rows, Weights, check_common, check_counter
+from cudnn_fe.grouped.scaled.arguments import Rows, Weights, check_common, check_counter
 
 __all__ = ["check_glu_hints", "grouped_gemm_glu_forward", "grouped_gemm_glu_jax_forward", "offset_of"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.arrays import astype
+from cudnn_fe.core.codecs.bits import namespace_of
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gradient import Gradient
-from cudnn_fe.grouped.activation import gated_derivative
-from cudnn_fe.grouped.arrays import interleave, split_pairs
+from cudnn_fe.grouped.glu_gradient import glu_gradient
 from cudnn_fe.grouped.groups import groups_of, keep, sum_rows
-from cudnn_fe.grouped.linear import form_of, linear_gradients, namespace, product
+from cudnn_fe.grouped.linear import contiguous, form_of, linear_gradients, product
 
 __all__ = ["GRADIENT"]
 
@@ -28,24 +28,28 @@ def _backward(
     dc = None if dc is None or dc.shape[0] != a.shape[0] else dc
     if a.shape[0] == 0 or (dd is None and dc is None):
         return (None,) * 6
-    xp = namespace(a)
-    groups = groups_of(xp, offsets, a.shape[0])
-    ds = None if dc is None else keep(xp, groups, astype(dc, "float32"))
-    dprob = dbias = None
-    if dd is not None:
+    xp = namespace_of(a)
+    # The gradient of the sums themselves is wanted by those of alpha and of the bias alone; alpha times it by the rest.
+    apart = needed[3] or (bias is not None and needed[5])
+    groups = groups_of(xp, offsets, a.shape[0]) if apart or dd is None else None
+    ds = scaled = dprob = dbias = None
+    if dd is None:
+        assert groups is not None
+        ds = keep(xp, groups, astype(dc, "float32"))
+    else:
         kept = c.shape[0] == a.shape[0]
         pre = c if kept else product(a, b, offsets, alpha, bias, form=form_of(options), backend=backend)
-        gate, up = split_pairs(xp, keep(xp, groups, astype(pre, "float32")))
-        d_gate, d_up, value = gated_derivative(xp, dict(options)["act_func"], gate, up, scalars[0])
-        dd = keep(xp, groups, astype(dd, "float32"))
-        weighted = dd * keep(xp, groups, prob)[:, None]
-        through = interleave(xp, weighted * d_gate, weighted * d_up)
-        ds = through if ds is None else ds + through
-        if needed[4]:
-            dprob = xp.sum(dd * value, axis=1)
+        through, dprob = glu_gradient(
+            pre, contiguous(dd), offsets, prob, None if apart else alpha, None if dc is None else contiguous(dc),
+            act_func=dict(options)["act_func"], linear_offset=scalars[0],
+            kind="float32" if apart else dtype(a.dtype).name, backend=backend,
+        )  # fmt: skip
+        ds, scaled = (through, None) if apart else (None, through)
     if bias is not None and needed[5]:
+        assert groups is not None
         dbias = astype(xp.permute_dims(sum_rows(xp, groups, ds), (1, 0)), dtype(bias.dtype).name)
-    da, db, dalpha = linear_gradients(xp, groups, (a, b, offsets, alpha), ds, needed, backend, form_of(options))
+    operands, form = (a, b, offsets, alpha), form_of(options)
+    da, db, dalpha = linear_gradients(xp, groups, operands, ds, needed, backend, form, scaled)
     return da, db, None, dalpha, dprob, dbias
 
 

@@ -11,7 +11,8 @@ from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.op import Op
 from cudnn_fe.core.require import require_one_of
 from cudnn_fe.core.tuple_dict import TupleDict
-from cudnn_fe.grouped.scaled.calls import Rows, Weights, check_result, run_forward, wants_amax
+from cudnn_fe.grouped.scaled.arguments import Rows, Weights, check_result, wants_amax
+from cudnn_fe.grouped.scaled.calls import run_forward
 from cudnn_fe.grouped.scaled.problem import FP8
 
 __all__ = ["glu_numbers", "scaled_glu"]

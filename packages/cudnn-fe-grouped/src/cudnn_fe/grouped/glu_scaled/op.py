@@ -69,4 +69,5 @@ SCALED = Op(
     results=RESULT_KEYS,
     scalars=NUMBERS,
     jax_name="grouped_gemm_glu_jax_forward",
+    gradient="cudnn_fe.grouped.scaled.gradient:GRADIENT",
 )

@@ -7,15 +7,8 @@ from typing import Any
 
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.quant.op import FORWARD
-from cudnn_fe.grouped.scaled.calls import (
-    Rows,
-    Weights,
-    check_common,
-    check_counter,
-    check_result,
-    run_forward,
-    wants_amax,
-)
+from cudnn_fe.grouped.scaled.arguments import Rows, Weights, check_common, check_counter, check_result, wants_amax
+from cudnn_fe.grouped.scaled.calls import run_forward
 from cudnn_fe.grouped.scaled.problem import FP8
 
 __all__ = ["grouped_gemm_quant_forward", "grouped_gemm_quant_jax_forward"]

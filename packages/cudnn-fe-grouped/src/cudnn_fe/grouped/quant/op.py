@@ -68,4 +68,5 @@ FORWARD = Op(
     results=RESULT_KEYS[1:],
     legacy=("grouped_gemm_quant_wrapper_sm100", "GroupedGemmQuantSm100"),
     jax_name="grouped_gemm_quant_jax_forward",
+    gradient="cudnn_fe.grouped.scaled.gradient:GRADIENT",
 )

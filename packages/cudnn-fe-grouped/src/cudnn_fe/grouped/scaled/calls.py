@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cudnn_fe.core.block_scale import atom_view
 from cudnn_fe.core.call import call
 from cudnn_fe.core.codecs import packed_pairs
-from cudnn_fe.core.dtypes import DType, dtype
-from cudnn_fe.core.errors import DTypeError, OptionError
+from cudnn_fe.core.dtypes import DType
+from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.frameworks import framework_of
-from cudnn_fe.core.hints import check_fixed, check_tiles
 from cudnn_fe.core.op import Op
-from cudnn_fe.core.require import require_dtype
 from cudnn_fe.core.streams import torch_stream
-from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.device_values import check_device_values
-from cudnn_fe.grouped.forms import Buffers, all_or_none, as_flat, as_rows, as_vector, in_form, weights_of
-from cudnn_fe.grouped.operands import FLOATS
+from cudnn_fe.grouped.forms import Buffers, all_or_none, as_flat, as_rows, as_vector, in_form
+from cudnn_fe.grouped.scaled.arguments import Rows, Weights, one_element, require_given, wants_amax
 
 __all__ = [
     "BACKWARD_KEYS",
-    "EPILOGUES",
-    "Rows",
-    "Weights",
-    "check_common",
-    "check_counter",
-    "check_result",
     "filled",
+    "forward_operands",
+    "forward_options",
     "in_forms",
-    "one_element",
     "only",
-    "require_given",
     "run_backward",
     "run_forward",
-    "wants_amax",
 ]
-
 
 BACKWARD_KEYS = (
     "d_row_tensor",
@@ -52,111 +40,42 @@ BACKWARD_KEYS = (
     "sfd_col_tensor",
     "sfd_col_d_srelu_tensor",
 )
+Options = tuple[tuple[str, Any], ...]
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A, its scales, and what belongs to experts and rows."""
-
-    a: Any
-    sfa: Any
-    offsets: Any
-    alpha: Any
-    prob: Any = None
-    norm_const: Any = None
-    bias: Any = None
-    row_scale: Any = None
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The experts' weights and their scales, dense or behind addresses."""
-
-    b: Any = None
-    sfb: Any = None
-    b_ptrs: Any = None
-    sfb_ptrs: Any = None
-    n: int | None = None
-    b_dtype: Any = None
-    b_major: str = "k"
-
-    def operands(self, a: Any) -> tuple[Any, Any, tuple[tuple[str, Any], ...]]:
-        """The weights, their scales, and the options of weights behind addresses."""
-        b, options = weights_of(
-            a, self.b, self.b_ptrs, self.n, self.b_dtype, self.b_major, canonical_n=True, kernel_n=True
-        )
-        pairs = (("sfb_tensor", self.sfb), ("sfb_ptrs", self.sfb_ptrs))
-        name, scales = pairs[self.b is None]
-        unused, other = pairs[self.b is not None]
-        if scales is None or other is not None:
-            raise OptionError(
-                f"{name}, {unused}",
-                got="both" if scales is not None else f"no {name}",
-                wanted=f"{name} with {'b_tensor' if self.b is not None else 'b_ptrs'}",
-                remedy="pass the scale factors of the weights",
-            )
-        if self.b is None:
-            return b, scales, options
-        return packed_pairs(b), as_flat(scales, name), options
+def forward_operands(rows: Rows, weights: Weights, *, quantised: bool = False) -> tuple[tuple[Any, ...], Options]:
+    """The operands of `ScaledForward` in its forms, and the options of weights behind addresses."""
+    if rows.sfa is None:
+        raise OptionError("sfa_tensor", got="None", wanted="the scale factors of a_tensor", remedy="pass them")
+    flat = packed_pairs(as_rows(rows.a, "a_tensor"))
+    b, sfb, form = weights.operands(rows.a)
+    check_device_values(rows.offsets, flat.shape[0], weights.b_ptrs, weights.sfb_ptrs)
+    operands = (
+        flat,
+        b,
+        as_flat(rows.sfa, "sfa_tensor"),
+        sfb,
+        rows.offsets,
+        rows.alpha,
+        as_vector(rows.prob, "prob_tensor"),
+        one_element(rows.norm_const) if quantised else None,
+        rows.bias,
+        as_vector(rows.row_scale, "row_scale_tensor"),
+    )
+    return operands, form
 
 
-def check_common(
-    acc_dtype: Any, cd_major: Any, m_aligned: Any, mma_tiler_mn: Any, cluster_shape_mn: Any, override: Any = None
-) -> None:
-    """Raises OptionError unless the options that choose nothing are documented."""
-    check_fixed(acc_dtype, cd_major, m_aligned)
-    check_tiles(mma_tiler_mn, cluster_shape_mn, (128, 256), "128 or 256", most=4)
-    if override is not None:
-        raise OptionError(
-            "sf_fp8_dtype_override",
-            got=repr(override),
-            wanted="None: no scales here are unsigned E5M3",
-            remedy="leave it out",
-        )
-
-
-def check_counter(counter: Any, use_dynamic_sched: bool, b_tensor: Any) -> None:
-    """Raises unless a caller's scheduler counter is one; nothing here counts."""
-    if counter is None:
-        return
-    if not use_dynamic_sched or b_tensor is None:
-        raise OptionError(
-            "scheduler_counter_tensor",
-            got="a counter",
-            wanted="None without dense weights and use_dynamic_sched",
-            remedy="leave it out",
-        )
-    spec = spec_of(counter, "scheduler_counter_tensor")
-    spec.require_rank(1, "(1,)")
-    require_dtype(spec, "int32")
-
-
-def require_given(**tensors: Any) -> None:
-    """Raises OptionError for tensors whose documented default None is no tensor."""
-    for name, tensor in tensors.items():
-        if tensor is None:
-            raise OptionError(name, got="None", wanted="a tensor", remedy="pass the documented operand")
-
-
-def check_result(given: Any, a: Any, *, fp8: tuple[str, ...], fp4: tuple[str, ...] = FLOATS) -> DType:
-    """The dtype of a result; raises DTypeError unless it is one of those for A's format."""
-    kind, rows = dtype(given or "bfloat16", operand="d_dtype"), dtype(a.dtype, operand="a_tensor")
-    allowed = fp8 if rows.is_fp8 else fp4
-    if kind.name not in allowed:
-        raise DTypeError(
-            "d_dtype", got=str(kind), wanted=f"{' or '.join(allowed)} with {rows} rows", remedy="choose a listed dtype"
-        )
-    return kind
-
-
-def one_element(x: Any) -> Any:
-    """A factor with its unit dims squeezed to one."""
-    return x if x is None or x.ndim == 1 or any(extent != 1 for extent in x.shape) else x.reshape(1)
-
-
-def wants_amax(kind: DType) -> bool:
-    """Whether a result of this type comes with its largest magnitudes."""
-    return kind.name in ("bfloat16", "float16")
+def forward_options(epilogue: str, c_dtype: Any, d_dtype: DType, sf_vec_size: int, **more: Any) -> Options:
+    """The options of `ScaledForward`; ``more`` are those that are not at their defaults."""
+    plain = {
+        "quantised": False,
+        "expert_columns": False,
+        "keep_amax": True,
+        "single_group": False,
+        "tanh_clamp_scale": None,
+    }
+    first = {"epilogue": epilogue, "c_dtype": c_dtype, "d_dtype": d_dtype.name, "sf_vec_size": sf_vec_size}
+    return tuple((first | plain | more).items())
 
 
 def run_forward(
@@ -179,35 +98,19 @@ def run_forward(
     backend: str | None = None,
 ) -> TupleDict:
     """Call a block-scaled op that goes forward: ``c_tensor`` first, then D and what belongs to it."""
-    if rows.sfa is None:
-        raise OptionError("sfa_tensor", got="None", wanted="the scale factors of a_tensor", remedy="pass them")
-    flat = packed_pairs(as_rows(rows.a, "a_tensor"))
-    b, sfb, form = weights.operands(rows.a)
-    check_device_values(rows.offsets, flat.shape[0], weights.b_ptrs, weights.sfb_ptrs)
-    operands = (
-        flat,
-        b,
-        as_flat(rows.sfa, "sfa_tensor"),
-        sfb,
-        rows.offsets,
-        rows.alpha,
-        as_vector(rows.prob, "prob_tensor"),
-        one_element(rows.norm_const) if quantised else None,
-        rows.bias,
-        as_vector(rows.row_scale, "row_scale_tensor"),
+    operands, form = forward_operands(rows, weights, quantised=quantised)
+    options = forward_options(
+        epilogue,
+        c_dtype,
+        d_dtype,
+        sf_vec_size,
+        quantised=quantised,
+        expert_columns=expert_columns,
+        keep_amax=keep_amax,
+        single_group=single_group,
+        tanh_clamp_scale=tanh_clamp_scale,
     )
-    options = (
-        ("epilogue", epilogue),
-        ("c_dtype", c_dtype),
-        ("d_dtype", d_dtype.name),
-        ("sf_vec_size", sf_vec_size),
-        ("quantised", quantised),
-        ("expert_columns", expert_columns),
-        ("keep_amax", keep_amax),
-        ("single_group", single_group),
-        ("tanh_clamp_scale", tanh_clamp_scale),
-        *form,
-    )
+    options += form
     keys = ("c_tensor", "d_tensor", "d_col_tensor", "amax_tensor", "sfd_row_tensor", "sfd_col_tensor")
     there = dict(zip(keys, (c_dtype is not None, True, quantised, keep_amax, quantised, quantised), strict=True))
     buffers = Buffers(outs, *(key if there[key] else "" for key in keys))
@@ -282,9 +185,6 @@ def run_backward(
     return TupleDict(**formed)
 
 
-EPILOGUES = (None, "none", "identity", "relu", "srelu")  # documented, and documented to have no effect
-
-
 def filled(buffer: Any, value: float, stream: Any) -> Any:
     """A caller's buffer, filled on the launch stream; None stays None."""
     if buffer is None:
@@ -304,13 +204,16 @@ def only(results: TupleDict, *keys: str) -> TupleDict:
     return TupleDict(**{key: results[key] for key in keys})
 
 
+_AS_THEY_ARE = ("dbias_tensor", "dprob_tensor", "rht_colwise_tensor")
+
+
 def in_forms(a: Any, results: Mapping[str, Any], there: Mapping[str, bool]) -> dict[str, Any]:
     """Results in the form of A: unit dims of rows, the view of packed scales; None where they are not wanted."""
     atoms = a.ndim == 3 and framework_of(a) != "jax"
 
     def formed(key: str, x: Any) -> Any:
-        if key.startswith("sfd"):
-            return atom_view(x) if atoms else x
-        return x if key in ("amax_tensor", "dbias_tensor", "dprob_tensor") else in_form(x, a.ndim)
+        if key.startswith("sf"):
+            return atom_view(x) if atoms and x.ndim == 6 else x
+        return x if "amax" in key or key in _AS_THEY_ARE else in_form(x, a.ndim)
 
     return {key: formed(key, x) if there[key] else None for key, x in results.items()}

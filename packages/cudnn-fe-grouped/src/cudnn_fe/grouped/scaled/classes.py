@@ -10,7 +10,8 @@ from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.op import Op
 from cudnn_fe.core.require import require_one_of
 from cudnn_fe.grouped.class_forms import Bound, Samples, bound
-from cudnn_fe.grouped.scaled.calls import BACKWARD_KEYS, EPILOGUES, check_common
+from cudnn_fe.grouped.scaled.arguments import EPILOGUES, check_common
+from cudnn_fe.grouped.scaled.calls import BACKWARD_KEYS
 
 __all__ = [
     "BACKWARD_INPUTS",

@@ -6,7 +6,19 @@ from cudnn_fe.core.op import TensorRule
 from cudnn_fe.grouped.operands import FLOATS
 from cudnn_fe.grouped.scaled.problem import ELEMENTS, PACKED, RESULTS, SCALES
 
-__all__ = ["AMAX", "EXAMPLE_OPERANDS", "NORM", "NOTES", "PROB", "QUANTISED", "ROWS", "WEIGHTS"]
+__all__ = [
+    "ADDRESSES",
+    "AMAX",
+    "BIAS",
+    "EXAMPLE_OPERANDS",
+    "NORM",
+    "NOTES",
+    "NVFP4_OPERANDS",
+    "PROB",
+    "ROWS",
+    "WEIGHTS",
+    "results",
+]
 
 _SCALE = ("float8_e8m0fnu",)
 ROWS = (
@@ -40,7 +52,6 @@ def results(name: str, width: str, dtypes: tuple[str, ...] = RESULTS) -> tuple[T
     )
 
 
-QUANTISED = results("d_tensor", "N")
 BIAS = TensorRule("bias_tensor", "(N, L)", "any", FLOATS, "bias of each expert, or None")
 NOTES = (
     "Groups may have any size: ends need not be multiples of 256, empty groups may stand anywhere, and rows past the "
@@ -52,6 +63,8 @@ NOTES = (
     "along columns; then value = D * scale / norm_const. FP8 results without scales saturate.",
     "amax is taken before rounding, NaN if a value is, minus infinity for an expert without rows. Bit-equal from run "
     "to run; no atomics. Scale bytes of padding never reach a result.",
+    "Derivatives in alpha, prob, bias and row scale are recorded for results without scales; quantised operands carry "
+    "none: the explicit backward functions take their gradients quantised.",
     "Weights behind addresses are read where they lie: device memory for CUDA tensors, host memory for others. The "
     "caller keeps that memory alive. No address may be 0. A reference reads the addresses on the host.",
     "Accepted beyond the vendor: any M, extents that are no multiples of 16 bytes, every listed dtype of C with every "
@@ -73,3 +86,12 @@ wide_x, wide_w = (dequantize(q.codes, q.scales, MXFP8_E4M3) for q in (qx, qw))  
 ends, ones = np.array([2, 5], np.int32), np.ones(5, np.float32)
 scale, norm = np.ones(2, np.float32), np.ones(1, np.float32)
 """
+NVFP4_OPERANDS = (
+    EXAMPLE_OPERANDS.replace("MXFP8_E4M3", "NVFP4")
+    .replace(
+        'from_codes(qx.codes, "float8_e4m3fn"), from_codes(qw.codes, "float8_e4m3fn")',
+        "pack_fp4(qx.codes), pack_fp4(qw.codes)",
+    )
+    .replace("float8_e8m0fnu", "float8_e4m3fn")
+    .replace("import from_codes", "import from_codes, pack_fp4")
+)

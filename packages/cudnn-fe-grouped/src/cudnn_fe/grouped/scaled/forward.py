@@ -16,7 +16,7 @@ from cudnn_fe.grouped.arrays import BLOCK
 from cudnn_fe.grouped.operands import output, output_dtype, require_bias, require_multiple, require_rows
 from cudnn_fe.grouped.scaled.problem import RESULTS, ScaledRows, scaled_fields
 
-__all__ = ["GLU", "Epilogue", "ScaledForward", "require_clamp"]
+__all__ = ["GLU", "Epilogue", "ScaledForward", "forward_fields", "require_clamp"]
 
 Epilogue = Literal["swiglu", "geglu", "situglu", "srelu", "none"]
 GLU = ("swiglu", "geglu", "situglu")
@@ -62,26 +62,7 @@ class ScaledForward(ScaledRows):
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
         """Validate a call. Options are the fields that are no operands."""
-        *shared, bias, row_scale = operands
-        fields = scaled_fields(*shared, options=options)
-        require_one_of(options["epilogue"], "act_func", (*GLU, "srelu", "none"))
-        c = options["c_dtype"]
-        problem = cls(
-            **fields,
-            bias_tensor=bias,
-            row_scale_tensor=row_scale,
-            epilogue=options["epilogue"],
-            c_dtype=None if c is None else output_dtype(c, "c_dtype", RESULTS),
-            tanh_clamp_scale=require_clamp(options["tanh_clamp_scale"]),
-        )
-        m, n, _, count = problem.extents
-        if problem.gated:
-            require_multiple(problem.b_tensor.name, n, 2 * BLOCK, f"blocks of {BLOCK} gate and {BLOCK} up columns")
-        require_bias(bias, n, count)
-        if row_scale is not None:
-            require_rows(row_scale, (m,), "(M,)", "float32")
-        require_same_device(problem.a_tensor, bias, row_scale)
-        return problem
+        return cls(**forward_fields(operands, options))
 
     @property
     def gated(self) -> bool:
@@ -96,6 +77,32 @@ class ScaledForward(ScaledRows):
         c = output("c_tensor", (0 if self.c_dtype is None else m, n), self.c_dtype or "bfloat16", self.device)
         d = output("d_tensor", (m, width), self.d_dtype, self.device)
         return c, d, *self.quantised_outputs(width).values()
+
+
+def forward_fields(
+    operands: tuple[TensorSpec | None, ...], options: Mapping[str, Any], results: tuple[str, ...] = RESULTS
+) -> dict[str, Any]:
+    """Validate a call and return the fields of `ScaledForward`; ``results`` are the types that D may have."""
+    *shared, bias, row_scale = operands
+    fields = scaled_fields(*shared, options=options, results=results)
+    require_one_of(options["epilogue"], "act_func", (*GLU, "srelu", "none"))
+    c = options["c_dtype"]
+    fields |= {
+        "bias_tensor": bias,
+        "row_scale_tensor": row_scale,
+        "epilogue": options["epilogue"],
+        "c_dtype": None if c is None else output_dtype(c, "c_dtype", RESULTS),
+        "tanh_clamp_scale": require_clamp(options["tanh_clamp_scale"]),
+    }
+    a, b = fields["a_tensor"], fields["b_tensor"]
+    n = fields["n"] or b.shape[1]
+    if options["epilogue"] in GLU:
+        require_multiple(b.name, n, 2 * BLOCK, f"blocks of {BLOCK} gate and {BLOCK} up columns")
+    require_bias(bias, n, fields["padded_offsets"].shape[0])
+    if row_scale is not None:
+        require_rows(row_scale, a.shape[:1], "(M,)", "float32")
+    require_same_device(a, bias, row_scale)
+    return fields
 
 
 def require_clamp(scale: Any) -> float | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from cudnn_fe.core.arrays import astype, cast
+from cudnn_fe.core.arrays import astype, cast, is_jax
 from cudnn_fe.core.block_scale import (
     BlockFormat,
     dequantize,
@@ -33,6 +31,7 @@ __all__ = [
     "ends_of",
     "finished",
     "largest",
+    "largest_block",
     "nothing",
     "rectified",
     "row_quantised",
@@ -53,7 +52,7 @@ def dequantized(xp: Any, codes: Any, plain: Any, format: BlockFormat) -> Any:
 
 def scaled_product(problem: ScaledRows, xp: Any, groups: Groups, a: Any, b: Any, sfa: Any, sfb: Any) -> Any:
     """``sum_k (A SFA)[m,k] (B SFB)[expert of m,n,k]`` as float32 (M, N); zeros in the rows past the end."""
-    m, n, k, _ = problem.extents
+    m, n, k, count = problem.extents
     if k == 0:
         return zeros(xp, (m, n), a)
     format = problem.format
@@ -64,14 +63,18 @@ def scaled_product(problem: ScaledRows, xp: Any, groups: Groups, a: Any, b: Any,
         sfb = xp.reshape(gather_bytes(xp, sfb, size), (-1,))
     weights = dense_weights(problem, xp, b)
     plain = unswizzle_scales(sfb.view(xp.uint8), n, columns)
-    return grouped_product(xp, groups, left, dequantized(xp, weights, plain, format))
+    if is_jax(xp):
+        return grouped_product(xp, groups, left, dequantized(xp, weights, plain, format))
+    # One expert after another: dequantising takes several times the memory of its result.
+    matrices = [dequantized(xp, weights[expert], plain[expert], format) for expert in range(count)]
+    return grouped_product(xp, groups, left, xp.stack(matrices))
 
 
 def nothing(problem: ScaledRows, xp: Any, like: Any) -> tuple[Any, ...]:
     """The results of a problem without rows or columns."""
     results = empty(xp, problem, like)
     return tuple(
-        result - np.inf if spec.name == "amax_tensor" else result
+        result + problem.amax_start if spec.name == "amax_tensor" else result
         for result, spec in zip(results, problem.outputs, strict=True)
     )
 
@@ -87,10 +90,14 @@ def largest(xp: Any, groups: Groups, x: Any, start: float) -> Any:
     by_row = xp.max(xp.abs(x), axis=1)
     placed = xp.reshape(xp.take(by_row, xp.reshape(groups.rows, (blocks * height,)), axis=0), (blocks, height))
     lowest = xp.zeros_like(placed) + start
-    by_block = xp.max(xp.where(groups.used, placed, lowest), axis=1)
-    used = groups.used[:, 0]
+    return largest_block(xp, groups, xp.max(xp.where(groups.used, placed, lowest), axis=1), start)
+
+
+def largest_block(xp: Any, groups: Groups, by_block: Any, start: float) -> Any:
+    """(L,): the largest value of each expert's blocks, or ``start``."""
+    used, lowest = groups.used[:, 0], xp.zeros_like(by_block) + start
     own = xp.stack([(groups.expert == e) & used for e in range(groups.count)])
-    return xp.max(xp.where(own, by_block[None, :], lowest[None, :, 0]), axis=1)
+    return xp.max(xp.where(own, by_block[None, :], lowest[None, :]), axis=1)
 
 
 def row_quantised(xp: Any, y: Any, kind: DType, norm: Any) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -57,6 +58,7 @@ class ScaledRows(GroupedRows):
     """
 
     kept: ClassVar[frozenset[str]] = GroupedRows.kept | {"norm_const_tensor", "row_scale_tensor"}
+    amax_start: ClassVar[float] = -math.inf  # what amax is without rows
 
     sfa_tensor: TensorSpec
     sfb_tensor: TensorSpec
@@ -129,7 +131,9 @@ def require_scales(spec: TensorSpec, size: int, described: str) -> None:
     require_contiguous(spec)
 
 
-def scaled_fields(*operands: TensorSpec | None, options: Mapping[str, Any]) -> dict[str, Any]:
+def scaled_fields(
+    *operands: TensorSpec | None, options: Mapping[str, Any], results: tuple[str, ...] = RESULTS
+) -> dict[str, Any]:
     """Validate A, B, their scales, offsets, alpha, prob and norm_const; return the fields of `ScaledRows`."""
     a, b, sfa, sfb, offsets, alpha, prob, norm = operands
     fields = row_fields(
@@ -160,7 +164,7 @@ def scaled_fields(*operands: TensorSpec | None, options: Mapping[str, Any]) -> d
                 sfb.name, got=str(sfb.dtype), wanted=f"{sfa.dtype}, as {sfa.name}", remedy="use one format"
             )
     require_same_device(a, sfa, sfb, norm)
-    kind = output_dtype(options["d_dtype"], "d_dtype", RESULTS)
+    kind = output_dtype(options["d_dtype"], "d_dtype", results)
     if kind.is_fp8 and is_fp4(a.dtype):
         raise DTypeError("d_dtype", got=str(kind), wanted="no FP8 result of FP4 operands", remedy="ask for bfloat16")
     quantised = bool(options["quantised"])

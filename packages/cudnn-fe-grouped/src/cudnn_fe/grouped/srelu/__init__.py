@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.tuple_dict import TupleDict
-from cudnn_fe.grouped.scaled.calls import (
-    Rows,
-    Weights,
-    check_common,
-    check_result,
-    require_given,
-    run_forward,
-    wants_amax,
-)
+from cudnn_fe.grouped.scaled.arguments import Rows, Weights, check_common, check_result, require_given, wants_amax
+from cudnn_fe.grouped.scaled.calls import run_forward
 from cudnn_fe.grouped.scaled.problem import FP8
 from cudnn_fe.grouped.srelu.op import FORWARD
 

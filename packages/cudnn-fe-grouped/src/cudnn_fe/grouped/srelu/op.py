@@ -55,4 +55,5 @@ FORWARD = Op(
     results=RESULT_KEYS,
     legacy=("grouped_gemm_srelu_wrapper_sm100", "GroupedGemmSreluSm100"),
     jax_name="grouped_gemm_srelu_jax_forward",
+    gradient="cudnn_fe.grouped.scaled.gradient:GRADIENT",
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.glu_scaled import glu_numbers, scaled_glu
-from cudnn_fe.grouped.scaled.calls import Rows, Weights, check_common
+from cudnn_fe.grouped.scaled.arguments import Rows, Weights, check_common
 from cudnn_fe.grouped.swiglu.op import FORWARD
 
 __all__ = ["SWIGLU", "grouped_gemm_swiglu_forward", "grouped_gemm_swiglu_jax_forward"]

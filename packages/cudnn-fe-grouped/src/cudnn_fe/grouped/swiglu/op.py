@@ -41,4 +41,5 @@ FORWARD = Op(
     scalars=NUMBERS,
     legacy=("grouped_gemm_swiglu_wrapper_sm100", "GroupedGemmSwigluSm100"),
     jax_name="grouped_gemm_swiglu_jax_forward",
+    gradient="cudnn_fe.grouped.scaled.gradient:GRADIENT",
 )

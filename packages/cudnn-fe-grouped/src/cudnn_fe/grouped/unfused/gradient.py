@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.core.arrays import astype
+from cudnn_fe.core.codecs.bits import namespace_of
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.grouped.groups import groups_of, keep, sum_rows
-from cudnn_fe.grouped.linear import form_of, linear_gradients, namespace, product
+from cudnn_fe.grouped.linear import form_of, linear_gradients, product
 from cudnn_fe.grouped.unfused.reference import bias_of_rows
 
 __all__ = ["GRADIENT"]
@@ -27,7 +28,7 @@ def _backward(
     dc = None if dc is None or dc.shape[0] != a.shape[0] else dc
     if a.shape[0] == 0 or (dd is None and dc is None):
         return (None,) * 6
-    xp = namespace(a)
+    xp = namespace_of(a)
     groups = groups_of(xp, offsets, a.shape[0])
     dd, dc = (None if x is None else keep(xp, groups, astype(x, "float32")) for x in (dd, dc))
     gate = None if prob is None else keep(xp, groups, prob)[:, None]

@@ -5,16 +5,22 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from cudnn_fe.core.call import call
+from cudnn_fe.core.call import Permuted, call
+from cudnn_fe.core.codecs import packed_pairs
 from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError
+from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.hints import check_fixed
+from cudnn_fe.core.require import require_contiguous, require_dtype
 from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
 from cudnn_fe.grouped.device_values import check_device_values
+from cudnn_fe.grouped.forms import as_flat, is_narrow
 from cudnn_fe.grouped.glu import check_glu_hints
+from cudnn_fe.grouped.scaled.arguments import check_common, require_given
+from cudnn_fe.grouped.scaled.problem import is_fp4
 from cudnn_fe.grouped.wgrad.op import WGRAD
+from cudnn_fe.grouped.wgrad_scaled.op import SCALED
 
 __all__ = [
     "WGradInputOrder",
@@ -76,6 +82,24 @@ def get_grouped_gemm_wgrad_workspace_size(
     return 128 * num_experts * (4 if output_mode == "dense" else 5)
 
 
+def _is_packed(x: Any) -> bool:
+    return is_fp4(dtype(x.dtype, operand="a_tensor"))
+
+
+def _check_workspace(workspace: Any, offsets: Any, output_mode: str) -> None:
+    """Raises unless a caller's scratch is as large as documented; it is not used."""
+    if workspace is None:
+        return
+    spec, count = spec_of(workspace, "descriptor_workspace"), offsets.shape[0]
+    wanted = get_grouped_gemm_wgrad_workspace_size(max(count, 1), output_mode=output_mode)
+    require_dtype(spec, "uint8")
+    if spec.size < wanted:
+        raise ShapeError(
+            spec.name, got=f"{spec.size} bytes", wanted=f"{wanted} at least", remedy="ask for the workspace's size"
+        )
+    require_contiguous(spec)
+
+
 def grouped_gemm_wgrad_forward(
     a_tensor: Any,
     b_tensor: Any,
@@ -103,26 +127,27 @@ def grouped_gemm_wgrad_forward(
     """For each expert the product of its columns of A and its rows of B.
 
     Args:
-        a_tensor: (h, t), compact, either dim contiguous: bfloat16, float16 or float32. E.g. ``dy.T``.
-        b_tensor: (t, i), likewise, same dtype. E.g. the layer's input.
-        sfa_tensor: Scale factors, which are not served yet; None.
-        sfb_tensor: Likewise.
+        a_tensor: (h, t), compact, either dim contiguous: bfloat16, float16 or float32, E4M3 or E5M2. E.g. ``dy.T``. FP4
+            is packed along t: (h, t/2), t contiguous.
+        b_tensor: (t, i), likewise, same dtype, FP4 (t/2, i). E.g. the layer's input. JAX has FP4 as (i, t/2).
+        sfa_tensor: Packed scales of A along t, expert after expert, in any shape; None for unscaled operands.
+        sfb_tensor: Those of B.
         offsets_tensor: (E,) int32 ends of the experts' rows: any non-decreasing numbers.
         output_mode: ``"dense"``, or ``"discrete"``, which is the same as long as no addresses are given.
         wgrad_tensor: (E, h, i) buffer for the result, or None. Its dtype stands.
         wgrad_ptrs: (E,) int64 addresses of the experts' own (h, i) row-major results, with ``"discrete"`` alone.
-        global_scale_a: Not with unscaled operands.
+        global_scale_a: (E,) float32 factors of scaled operands, required for NVFP4, or None.
         global_scale_b: Likewise.
         acc_dtype: float32.
         wgrad_dtype: bfloat16 (default), float16 or float32.
         mma_tiler_mn: Hint without effect on results.
         cluster_shape_mn: Hint without effect on results.
-        sf_vec_size: 16.
+        sf_vec_size: Elements per scale: 32, or 16 for FP4; 16 for unscaled operands.
         sf_fp8_dtype_override: None.
         accumulate_on_output: Whether to add to what ``wgrad_tensor``, or the memory behind the addresses, holds.
         input_order: A `WGradInputOrder` or its value.
         current_stream: Launch stream for CUDA tensors.
-        descriptor_workspace: Not with unscaled operands.
+        descriptor_workspace: uint8 scratch with scaled operands, of which nothing is used, or None.
         backend: ``None`` (best that serves) or a name.
 
     Returns:
@@ -130,7 +155,7 @@ def grouped_gemm_wgrad_forward(
 
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
-        NotYetSupportedError: FP8 or FP4 operands.
+        BackendError: No backend serves the call, with every backend's reason.
     """
     _require_mode(output_mode)
     ragged = is_ragged(input_order)
@@ -138,7 +163,7 @@ def grouped_gemm_wgrad_forward(
         raise OptionError("wgrad_ptrs", got="addresses", wanted='None with output_mode="dense"', remedy="leave it out")
     for name, operand in (("a_tensor", a_tensor), ("b_tensor", b_tensor)):
         spec_of(operand, name).require_rank(2, "(h, t) and (t, i)")
-    scaled = spec_of(a_tensor, "a_tensor").dtype.bits <= 8
+    scaled = is_narrow(a_tensor, "a_tensor")
     extras = {
         "sfa_tensor": sfa_tensor,
         "sfb_tensor": sfb_tensor,
@@ -147,15 +172,18 @@ def grouped_gemm_wgrad_forward(
         "sf_fp8_dtype_override": sf_fp8_dtype_override,
         "descriptor_workspace": descriptor_workspace,
     }
-    for name, extra in extras.items():
-        if extra is not None:
-            if scaled:
-                raise NotYetSupportedError(name, got="a value", wanted="None", remedy="dequantise to bfloat16")
-            raise OptionError(name, got="a value", wanted="None", remedy=_UNSCALED)
-    if sf_vec_size != 16:
-        raise OptionError("sf_vec_size", got=repr(sf_vec_size), wanted="16", remedy=_UNSCALED)
-    check_fixed(acc_dtype)
-    check_glu_hints(mma_tiler_mn, cluster_shape_mn)
+    if scaled:
+        check_common(acc_dtype, "n", 256, mma_tiler_mn, cluster_shape_mn, sf_fp8_dtype_override)
+        require_given(sfa_tensor=sfa_tensor, sfb_tensor=sfb_tensor)
+        _check_workspace(descriptor_workspace, offsets_tensor, output_mode)
+    else:
+        for name, extra in extras.items():
+            if extra is not None:
+                raise OptionError(name, got="a value", wanted="None", remedy=_UNSCALED)
+        if sf_vec_size != 16:
+            raise OptionError("sf_vec_size", got=repr(sf_vec_size), wanted="16", remedy=_UNSCALED)
+        check_fixed(acc_dtype)
+        check_glu_hints(mma_tiler_mn, cluster_shape_mn)
     kind = dtype("bfloat16" if wgrad_dtype is None else wgrad_dtype, operand="wgrad_dtype")
     if wgrad_tensor is not None:
         given = spec_of(wgrad_tensor, "wgrad_tensor").dtype
@@ -165,11 +193,23 @@ def grouped_gemm_wgrad_forward(
     old = wgrad_tensor if accumulate_on_output else None
     if wgrad_ptrs is not None and wgrad_tensor is not None:
         raise OptionError("wgrad_tensor, wgrad_ptrs", got="both", wanted="one of the two", remedy="leave one out")
-    check_device_values(offsets_tensor, a_tensor.shape[1], wgrad_ptrs)
-    options = (("wgrad_dtype", kind.name), ("ragged", ragged), ("accumulate", bool(accumulate_on_output)))
-    operands = (a_tensor, b_tensor, offsets_tensor, old, wgrad_ptrs)
+    options: tuple[tuple[str, Any], ...] = (
+        ("wgrad_dtype", kind.name),
+        ("ragged", ragged),
+        ("accumulate", bool(accumulate_on_output)),
+    )
+    operands: tuple[Any, ...] = (a_tensor, b_tensor, offsets_tensor, old, wgrad_ptrs)
+    if scaled:
+        options += (("sf_vec_size", sf_vec_size),)
+        a, b = packed_pairs(a_tensor, axis=1), packed_pairs(b_tensor, axis=0)
+        if _is_packed(b) and framework_of(b) == "jax":
+            b = Permuted(b, (1, 0))  # row-major arrays hold pairs along t as (i, t/2) alone
+        flat = as_flat(sfa_tensor, "sfa_tensor"), as_flat(sfb_tensor, "sfb_tensor")
+        operands = (a, b, *flat, offsets_tensor, global_scale_a, global_scale_b, old, wgrad_ptrs)
+    check_device_values(offsets_tensor, a_tensor.shape[1] * (2 if _is_packed(a_tensor) else 1), wgrad_ptrs)
     outs = None if wgrad_tensor is None or framework_of(wgrad_tensor) == "jax" else (wgrad_tensor,)
-    (result,) = call(WGRAD, operands, options, backend=backend, stream=current_stream, outs=outs)
+    op = SCALED if scaled else WGRAD
+    (result,) = call(op, operands, options, backend=backend, stream=current_stream, outs=outs)
     if wgrad_ptrs is None:
         return TupleDict(wgrad_tensor=result)
     return TupleDict(wgrad_tensor=result if framework_of(result) == "jax" else None)
@@ -198,7 +238,7 @@ def grouped_gemm_wgrad_jax_forward(
 
     Args:
         a_tensor: (h, t), row-major.
-        b_tensor: (t, i), row-major, same dtype.
+        b_tensor: (t, i), row-major, same dtype; FP4 pairs come as (i, t/2) bytes, those of A as (h, t/2).
         offsets_tensor: (E,) int32 ends of the experts' rows.
         wgrad_ptrs: Addresses of the experts' (h, i) results, int64, or 8 uint8 each. XLA does not see that memory: keep
             it alive, and read it once the returned token exists.
@@ -208,9 +248,9 @@ def grouped_gemm_wgrad_jax_forward(
         cluster_shape_mn: Hint without effect on results.
         accumulate_on_output: With addresses alone: dense JAX arrays cannot be added to.
         input_order: A `WGradInputOrder` or its value; dense results take ``"tensor2d"``.
-        sfa_tensor: Scale factors, which are not served yet; None.
-        sfb_tensor: Likewise.
-        global_scale_a: Not with unscaled operands.
+        sfa_tensor: Packed scales of A along t, expert after expert, in any shape; None for unscaled operands.
+        sfb_tensor: Those of B.
+        global_scale_a: (E,) float32 factors, for NVFP4, or None.
         global_scale_b: Likewise.
         sf_vec_size: Elements per scale factor; unscaled operands have none.
         backend: ``None`` or a name.
@@ -220,7 +260,13 @@ def grouped_gemm_wgrad_jax_forward(
     """
     from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
 
-    del sf_vec_size
+    if is_narrow(a_tensor, "a_tensor"):
+        if wgrad_ptrs is not None:
+            raise OptionError(
+                "wgrad_ptrs", got="addresses", wanted="None with scale factors", remedy="use the returned gradients"
+            )
+    else:
+        sf_vec_size = 16
     if wgrad_ptrs is None and (accumulate_on_output or is_ragged(input_order)):
         raise OptionError(
             "accumulate_on_output, input_order",
@@ -243,6 +289,7 @@ def grouped_gemm_wgrad_jax_forward(
         wgrad_dtype,
         mma_tiler_mn,
         cluster_shape_mn,
+        sf_vec_size,
         accumulate_on_output=accumulate_on_output,
         input_order=input_order,
         backend=backend,

@@ -23,10 +23,10 @@ from cudnn_fe.grouped.operands import (
     require_rows,
 )
 
-__all__ = ["WGRAD", "GroupedWgrad"]
+__all__ = ["WGRAD", "GroupedWgrad", "require_compact", "wgrad_outputs"]
 
 
-def _require_compact(spec: TensorSpec) -> None:
+def require_compact(spec: TensorSpec) -> None:
     """Raises StrideError unless a matrix is compact along one of its dims."""
     rows, columns = spec.shape
     allowed = ((columns, 1), (1, rows))
@@ -76,8 +76,8 @@ class GroupedWgrad(Problem):
         if b.shape[0] != t:
             raise ShapeError(b.name, got=str(b.shape), wanted=f"(t, i) with t = {t}", remedy="pass matching operands")
         count = require_experts(offsets)
-        _require_compact(a)
-        _require_compact(b)
+        require_compact(a)
+        require_compact(b)
         kind = output_dtype(options["wgrad_dtype"], "wgrad_dtype")
         if old is not None:
             require_rows(old, (count, h, i), "(E, h, i)", kind.name)
@@ -90,10 +90,7 @@ class GroupedWgrad(Problem):
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """W (E, h, i); where addresses name its place, one zero that exists once all is written."""
-        if self.wgrad_ptrs is not None:
-            return (output("token", (1,), "float32", self.device),)
-        shape = (self.offsets_tensor.shape[0], self.a_tensor.shape[0], self.b_tensor.shape[1])
-        return (output("wgrad_tensor", shape, self.wgrad_dtype, self.device),)
+        return wgrad_outputs(self)
 
     @property
     def degenerate(self) -> bool:
@@ -105,6 +102,14 @@ class GroupedWgrad(Problem):
         """2 h i t, as if the groups filled the buffer."""
         h, t = self.a_tensor.shape
         return 2 * h * self.b_tensor.shape[1] * t
+
+
+def wgrad_outputs(problem: Any) -> tuple[TensorSpec, ...]:
+    """The result of a weight gradient, of scaled operands or not."""
+    if problem.wgrad_ptrs is not None:
+        return (output("token", (1,), "float32", problem.device),)
+    shape = (problem.offsets_tensor.shape[0], problem.a_tensor.shape[0], problem.b_tensor.shape[1])
+    return (output("wgrad_tensor", shape, problem.wgrad_dtype, problem.device),)
 
 
 EXAMPLE = """\

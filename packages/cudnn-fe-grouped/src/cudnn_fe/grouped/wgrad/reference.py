@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cudnn_fe.core.tensor import TensorSpec
     from cudnn_fe.grouped.wgrad.op import GroupedWgrad
 
-__all__ = ["grouped_wgrad"]
+__all__ = ["accumulated", "behind_addresses", "grouped_wgrad", "unravelled"]
 
 
 def grouped_wgrad(
@@ -33,11 +33,11 @@ def grouped_wgrad(
         pointers: Addresses of the (h, i) results, or None.
     """
     if pointers is not None:
-        return (_written(problem, xp, pointers, lambda found: _sums(problem, xp, a, b, offsets, found)),)
+        return (behind_addresses(problem, xp, pointers, lambda found: _sums(problem, xp, a, b, offsets, found)),)
     return (_sums(problem, xp, a, b, offsets, old),)
 
 
-def _written(problem: GroupedWgrad, xp: Any, pointers: Any, sums: Callable[[Any], Any]) -> Any:
+def behind_addresses(problem: Any, xp: Any, pointers: Any, sums: Callable[[Any], Any]) -> Any:
     """Write the sums behind the addresses, or add them there."""
     count, rows, columns = problem.offsets_tensor.shape[0], problem.a_tensor.shape[0], problem.b_tensor.shape[1]
     shape, kind, old = (count, rows, columns), problem.wgrad_dtype, None
@@ -57,15 +57,20 @@ def _sums(problem: GroupedWgrad, xp: Any, a: Any, b: Any, offsets: Any, old: Any
     groups = groups_of(xp, offsets, a.shape[1])
     rows = xp.permute_dims(a, (1, 0))
     if problem.ragged:
-        rows = _unravelled(xp, groups, offsets, rows, problem.a_tensor.permute((1, 0)))
-        b = _unravelled(xp, groups, offsets, b, problem.b_tensor)
+        rows = unravelled(xp, groups, offsets, rows, problem.a_tensor.permute((1, 0)))
+        b = unravelled(xp, groups, offsets, b, problem.b_tensor)
     total = by_expert(xp, groups, rows, b)
+    return accumulated(total, old, kind)
+
+
+def accumulated(total: Any, old: Any, kind: str) -> Any:
+    """The sums in their dtype; rounded, and added to ``old`` where that is given."""
     if old is not None:
         total = rounded(total, kind) + astype(old, "float32")
     return astype(total, kind)
 
 
-def _unravelled(xp: Any, groups: Groups, offsets: Any, x: Any, spec: TensorSpec) -> Any:
+def unravelled(xp: Any, groups: Groups, offsets: Any, x: Any, spec: TensorSpec) -> Any:
     """(t, X) from storage in which each expert's block is compact by itself, contiguous along t.
 
     Where the last dim is contiguous, that storage and the plain one are the same.

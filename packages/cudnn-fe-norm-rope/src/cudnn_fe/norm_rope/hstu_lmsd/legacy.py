@@ -49,11 +49,13 @@ def _bind_forward(given: Mapping[str, Any]) -> Bound:
     return problem, _outputs(problem, given, names), scalars
 
 
-def _arrange_forward(options: Mapping[str, Any], inputs: Tensors, outputs: Tensors) -> tuple[Tensors, Tensors]:
+def _arrange_forward(
+    options: Mapping[str, Any], inputs: Tensors, outputs: Tensors, scalars: Tensors
+) -> tuple[Tensors, Tensors, Tensors]:
     """The seed comes as numbers; without dropout there is no mask."""
     if outputs[3] is None and not checked_ratio(options["dropout_ratio"]):
         outputs = outputs[:3]
-    return (*inputs, None), outputs
+    return (*inputs, None), outputs, scalars
 
 
 def _execute_forward(
@@ -92,10 +94,13 @@ def _bind_backward(given: Mapping[str, Any]) -> Bound:
     return problem, _outputs(problem, given, names), (dropout(ratio)[0] if ratio else 1.0,)
 
 
-def _arrange_backward(options: Mapping[str, Any], inputs: Tensors, outputs: Tensors) -> tuple[Tensors, Tensors]:
+def _arrange_backward(
+    options: Mapping[str, Any], inputs: Tensors, outputs: Tensors, scalars: Tensors
+) -> tuple[Tensors, Tensors, Tensors]:
     """Without the weight's gradient there is no buffer for it."""
     dx, du, dweight, dbias = outputs
-    return inputs, outputs if options["compute_dweight"] or dweight is not None else (dx, du, dbias)
+    there = options["compute_dweight"] or dweight is not None
+    return inputs, outputs if there else (dx, du, dbias), scalars
 
 
 def _class(name: str, op: Op, parameters: str, execute: str, inputs: tuple[str, ...], **more: Any) -> Any:

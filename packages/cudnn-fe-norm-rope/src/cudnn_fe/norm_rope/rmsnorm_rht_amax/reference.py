@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cudnn_fe.core.arrays import hadamard
 from cudnn_fe.norm_rope.arrays import maximum_without_nan, to_bfloat16, wide
 
 if TYPE_CHECKING:
@@ -18,14 +19,6 @@ def rmsnorm_rht_amax(problem: RmsNormRhtAmax, xp: Any, x: Any, w: Any, eps: floa
     rows = wide(xp, xp.reshape(x, (m, n)))
     mean_square = xp.sum(rows * rows, axis=1, keepdims=True) / n
     y = rows * (1.0 / xp.sqrt(mean_square + eps)) * wide(xp, xp.reshape(w, (n,)))
-    z = _hadamard(xp, xp.reshape(y, (-1, 16))) * 0.25
+    z = hadamard(xp, xp.reshape(y, (-1, 16))) * 0.25
     grouped = xp.reshape(z, (m // problem.rows_per_cta, problem.rows_per_cta * n))
     return xp.reshape(to_bfloat16(z), x.shape), maximum_without_nan(xp, grouped, 1)
-
-
-def _hadamard(xp: Any, y: Any) -> Any:
-    for stride in (1, 2, 4, 8):
-        pairs = xp.reshape(y, (-1, 8 // stride, 2, stride))
-        low, high = pairs[:, :, 0], pairs[:, :, 1]
-        y = xp.reshape(xp.stack((low + high, low - high), axis=2), (-1, 16))
-    return y

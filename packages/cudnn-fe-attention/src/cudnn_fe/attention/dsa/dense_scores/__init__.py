@@ -6,9 +6,9 @@ from typing import Any
 
 from cudnn_fe.attention.dsa.dense import longest_of
 from cudnn_fe.attention.dsa.dense_scores.op import ATTENTION, INDEXER
-from cudnn_fe.attention.dsa.precision import packed_pairs
 from cudnn_fe.attention.operands import deliver, require_finite
 from cudnn_fe.core.call import call
+from cudnn_fe.core.codecs import packed_pairs
 from cudnn_fe.core.op import Op
 from cudnn_fe.core.tuple_dict import TupleDict
 

@@ -7,9 +7,9 @@ from typing import Any
 from cudnn_fe.attention.dsa.indexer.candidates import check_candidates, check_window
 from cudnn_fe.attention.dsa.indexer.op import FORWARD, TOP_K
 from cudnn_fe.attention.dsa.indexer.operands import check_tiles
-from cudnn_fe.attention.dsa.precision import packed_pairs
 from cudnn_fe.attention.operands import deliver, require_finite
 from cudnn_fe.core.call import call
+from cudnn_fe.core.codecs import packed_pairs
 from cudnn_fe.core.tuple_dict import TupleDict
 
 __all__ = ["dsa_indexer_forward", "dsa_indexer_fused_top_k_forward"]

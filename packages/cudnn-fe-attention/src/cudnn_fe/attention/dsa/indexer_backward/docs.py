@@ -83,7 +83,8 @@ np.testing.assert_allclose(grads["d_score"], 0, atol=1e-7)  # at the minimum the
         "Ids that name no key of the batch (of any batch with `topk_indices_global`) contribute to no gradient but the "
         "scores'. Predictions there must be 0, or they take part in the sum of g.",
         _IN_PLACE.format(buffer="`attn_score`"),
-        "Bit-equal from run to run, whether `deterministic` or not.",
+        "Bit-equal from run to run, whether `deterministic` or not; under JAX on a GPU with "
+        "`--xla_gpu_deterministic_ops=true`.",
         "Accepted beyond the vendor: any number of heads and slots, float32 weights, float16, float32 and float64 "
         "operands, any strides, CPU, NumPy and JAX.",
     ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 from cudnn_fe.attention.called import CalledClass, given_of
@@ -13,6 +14,7 @@ from cudnn_fe.attention.operands import check_samples, require_flag, require_pos
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.frameworks import framework_of
+from cudnn_fe.core.legacy import LegacyFunction, make_function
 from cudnn_fe.core.op import Problem
 from cudnn_fe.core.require import require_one_of
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, spec_of
@@ -33,10 +35,6 @@ def _buffer(score: Any) -> Any:
     return score if framework_of(score) in ("torch", "numpy") else None
 
 
-def _without_score(results: TupleDict) -> TupleDict:
-    return TupleDict({name: results[name] for name in ("d_index_q", "d_weights", "d_index_k")})
-
-
 def _check_hints(block: Any, backend: Any = "default", deterministic: Any = False, planes: Any = 96) -> None:
     require_positive(block, "block_I")
     require_one_of(backend, "backend", ("default", "sm100_v2"))
@@ -48,155 +46,48 @@ def _check_hints(block: Any, backend: Any = "default", deterministic: Any = Fals
         )
 
 
-def indexer_backward_wrapper(
-    index_q: Any,
-    weights: Any,
-    index_k: Any,
-    attn_score: Any,
-    index_score: Any,
-    topk_indices: Any,
-    grad_loss: Any,
-    sm_scale: float = 1.0,
-    loss_coeff: float = 1.0,
-    block_I: int = 128,
-    topk_indices_global: bool = False,
-    d_index_q: Any = None,
-    d_weights: Any = None,
-    d_index_k: Any = None,
-    stream: Any = None,
-    *,
-    backend: str = "default",
-    workspace: Any = None,
-    deterministic: bool = False,
-    deterministic_dk_planes: int = 96,
-) -> TupleDict:
-    """`dsa_indexer_backward` under its name in cudnn-frontend 1.32; ``attn_score`` takes the scores' gradient.
+def _overwriting(function: Callable[..., TupleDict], score: str) -> Callable[..., TupleDict]:
+    """``function`` with cudnn-frontend 1.32's hints, which writes the scores' gradient over the operand ``score``."""
 
-    Args:
-        index_q: As in `dsa_indexer_backward`, and so are all arguments that both have.
-        weights: Weights of the heads.
-        index_k: Keys.
-        attn_score: Target probabilities; written over, but for JAX.
-        index_score: Predicted probabilities.
-        topk_indices: Listed keys.
-        grad_loss: Gradient of the loss.
-        sm_scale: Factor of the scores.
-        loss_coeff: Factor of the loss.
-        block_I: Hint without effect on results.
-        topk_indices_global: Whether ids count the keys of all batches.
-        d_index_q: Buffer for the gradient of the queries.
-        d_weights: Buffer for that of the weights.
-        d_index_k: Buffer for that of the keys.
-        stream: Launch stream for CUDA tensors.
-        backend: ``"default"`` or ``"sm100_v2"``: a hint.
-        workspace: Not needed; a hint.
-        deterministic: Whether results must be bit-equal from run to run; they are in either case.
-        deterministic_dk_planes: 96, 128 or 148: a hint.
+    @wraps(function)
+    def run(
+        *,
+        block_I: Any,
+        workspace: Any,
+        backend: Any = "default",
+        deterministic: Any = False,
+        deterministic_dk_planes: Any = 96,
+        **given: Any,
+    ) -> TupleDict:
+        del workspace  # none is needed
+        _check_hints(block_I, backend, deterministic, deterministic_dk_planes)
+        results = function(**given, d_score=_buffer(given[score]))
+        return TupleDict({name: results[name] for name in ("d_index_q", "d_weights", "d_index_k")})
 
-    Returns:
-        ``d_index_q``, ``d_weights`` and ``d_index_k``.
-    """
-    del workspace
-    _check_hints(block_I, backend, deterministic, deterministic_dk_planes)
-    results = dsa_indexer_backward(
-        index_q,
-        weights,
-        index_k,
-        attn_score,
-        index_score,
-        topk_indices,
-        grad_loss,
-        sm_scale,
-        loss_coeff,
-        topk_indices_global,
-        d_index_q,
-        d_weights,
-        d_index_k,
-        _buffer(attn_score),
-        stream,
-    )
-    return _without_score(results)
+    return run
 
 
-def dense_indexer_backward_wrapper(
-    index_q: Any,
-    weights: Any,
-    index_k: Any,
-    attn_score: Any,
-    attn_l1norm: Any,
-    index_score: Any,
-    index_lse: Any,
-    grad_loss: Any,
-    sm_scale: float = 1.0,
-    loss_coeff: float = 1.0,
-    block_I: int = 128,
-    ratio: int = 1,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    q_causal_offsets: Any = None,
-    d_index_q: Any = None,
-    d_weights: Any = None,
-    d_index_k: Any = None,
-    stream: Any = None,
-    workspace: Any = None,
-) -> TupleDict:
-    """`dsa_dense_indexer_backward` under its name in cudnn-frontend 1.32; ``index_score`` takes the scores' gradient.
-
-    Args:
-        index_q: As in `dsa_dense_indexer_backward`, and so are all arguments that both have.
-        weights: Weights of the heads.
-        index_k: Keys.
-        attn_score: Attention's probabilities.
-        attn_l1norm: Their sum.
-        index_score: The indexer's scores; written over, but for JAX.
-        index_lse: Their log-sum-exp.
-        grad_loss: Gradient of the loss.
-        sm_scale: Factor of the scores.
-        loss_coeff: Factor of the loss.
-        block_I: Hint without effect on results.
-        ratio: Tokens that a key stands for.
-        cu_seqlens_q: First query of each packed sequence.
-        cu_seqlens_k: First key of each packed sequence.
-        max_seqlen_q: The longest packed sequence of queries.
-        max_seqlen_k: The longest packed sequence of keys.
-        q_causal_offsets: The token that each sequence's first query stands at.
-        d_index_q: Buffer for the gradient of the queries.
-        d_weights: Buffer for that of the weights.
-        d_index_k: Buffer for that of the keys.
-        stream: Launch stream for CUDA tensors.
-        workspace: Not needed; a hint.
-
-    Returns:
-        ``d_index_q``, ``d_weights`` and ``d_index_k``.
-    """
-    del workspace
-    _check_hints(block_I)
-    results = dsa_dense_indexer_backward(
-        index_q,
-        weights,
-        index_k,
-        attn_score,
-        attn_l1norm,
-        index_score,
-        index_lse,
-        grad_loss,
-        sm_scale,
-        loss_coeff,
-        ratio,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        q_causal_offsets,
-        d_index_q,
-        d_weights,
-        d_index_k,
-        _buffer(index_score),
-        stream,
-    )
-    return _without_score(results)
+indexer_backward_wrapper = make_function(
+    LegacyFunction(
+        "indexer_backward_wrapper",
+        _overwriting(dsa_indexer_backward, "attn_score"),
+        """index_q, weights, index_k, attn_score, index_score, topk_indices, grad_loss, sm_scale=1.0, loss_coeff=1.0,
+        block_I=128, topk_indices_global=False, d_index_q=None, d_weights=None, d_index_k=None, stream=None, *,
+        backend="default", workspace=None, deterministic=False, deterministic_dk_planes=96""",
+    ),
+    __name__,
+)
+dense_indexer_backward_wrapper = make_function(
+    LegacyFunction(
+        "dense_indexer_backward_wrapper",
+        _overwriting(dsa_dense_indexer_backward, "index_score"),
+        """index_q, weights, index_k, attn_score, attn_l1norm, index_score, index_lse, grad_loss, sm_scale=1.0,
+        loss_coeff=1.0, block_I=128, ratio=1, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+        max_seqlen_k=None, q_causal_offsets=None, d_index_q=None, d_weights=None, d_index_k=None, stream=None,
+        workspace=None""",
+    ),
+    __name__,
+)
 
 
 def _sample(given: Mapping[str, Any], name: str) -> TensorSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.dsa.sparse_attention.op import BACKWARD, FORWARD
-from cudnn_fe.attention.operands import deliver, require_finite, require_flag, require_positive
+from cudnn_fe.attention.operands import deliver, require_flag, require_positive, softmax_factor
 from cudnn_fe.core.call import call
 from cudnn_fe.core.require import require_one_of
 from cudnn_fe.core.tuple_dict import TupleDict
@@ -13,11 +13,6 @@ from cudnn_fe.core.tuple_dict import TupleDict
 __all__ = ["dsa_sparse_attention_backward", "dsa_sparse_attention_forward"]
 
 _GRADIENTS = ("dq", "dkv", "d_sink")
-
-
-def _scale(q: Any, softmax_scale: float | None) -> float:
-    value = float(max(q.shape[-1], 1)) ** -0.5 if softmax_scale is None else softmax_scale
-    return require_finite(value, "softmax_scale")
 
 
 def dsa_sparse_attention_forward(
@@ -56,7 +51,9 @@ def dsa_sparse_attention_forward(
     """
     operands = (q, kv, topk_idxs, attn_sink, topk_length)
     options = (("indexer_topk", indexer_topk),)
-    out, top, lse, *more = call(FORWARD, operands, options, (_scale(q, softmax_scale),), backend=backend, stream=stream)
+    out, top, lse, *more = call(
+        FORWARD, operands, options, (softmax_factor(q, softmax_scale),), backend=backend, stream=stream
+    )
     return TupleDict(out=out, max_logits=top, lse=lse, lse_indexer=more[0] if more else None)
 
 
@@ -110,7 +107,7 @@ def dsa_sparse_attention_backward(
     del workspace
     check_hints(block_tile, deterministic, q_cluster_mode)
     operands = (q, kv, out, dout, lse, attn_sink, topk_idxs, topk_length)
-    grads = call(BACKWARD, operands, (), (_scale(q, softmax_scale),), backend=backend, stream=stream)
+    grads = call(BACKWARD, operands, (), (softmax_factor(q, softmax_scale),), backend=backend, stream=stream)
     return TupleDict(zip(_GRADIENTS, deliver(grads, (dq, dkv, None), _GRADIENTS, stream=stream), strict=True))
 
 

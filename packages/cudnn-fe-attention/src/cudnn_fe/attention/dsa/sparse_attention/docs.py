@@ -91,6 +91,7 @@ assert not grads["dq"][1].any() and not grads["dkv"][[1, 2, 4, 5]].any()
         "A log-sum-exp of plus infinity is an empty row: no gradients, and none for the sink. Where log-sum-exp and "
         "sink are the same infinity each takes half. A sink of plus infinity takes all.",
         "P and dS are rounded to the dtype of Q before they multiply; sums are float32 and cast once.",
-        "Bit-equal from run to run, whether `deterministic` or not; rows are added in the order of the queries.",
+        "Bit-equal from run to run, whether `deterministic` or not: rows are added in the order of the queries. Under "
+        "JAX on a GPU that takes `--xla_gpu_deterministic_ops=true`.",
     ),
 }

@@ -5,58 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from cudnn_fe.core.block_scale.dequantizer.spec import DequantizeSpec
 from cudnn_fe.core.block_scale.formats import BlockFormat, block_format
 from cudnn_fe.core.block_scale.specs import require_packed
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, ShapeError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
+from cudnn_fe.core.powers import common_power_of_two
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_rows, require_same_device, require_shape
 from cudnn_fe.core.row_plan import access_bytes
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
-__all__ = ["DEQUANTIZE", "BlockDequantize", "DequantizeSpec", "dequantize_kernel"]
+__all__ = ["DEQUANTIZE", "BlockDequantize", "dequantize_kernel"]
 
 RESULTS = ("float32", "bfloat16", "float16")
 _CODES = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "uint8")
 _SCALES = ("float8_e8m0fnu", "float8_e4m3fn", "uint8")
 _SIDE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class DequantizeSpec:
-    """What the kernel is compiled for; extents and strides are met at run time.
-
-    Attributes:
-        codes_dtype: Type of the codes' tensor.
-        element: Element format.
-        scale: Scale format.
-        block: Elements per scale.
-        columns: Whether blocks lie along columns.
-        packed: Whether scales stand in 512-byte atoms.
-        scales_dtype: Type of the scales' tensor.
-        scales_rank: Dims of it.
-        factor_rank: Dims of the factor's tensor, None without one.
-        out_dtype: Element type of the result.
-        in_access: Elements of a row that are read at once.
-        out_access: Elements of a row that are written at once.
-        arch: The compiler's target.
-    """
-
-    codes_dtype: str
-    element: str
-    scale: str
-    block: int
-    columns: bool
-    packed: bool
-    scales_dtype: str
-    scales_rank: int
-    factor_rank: int | None
-    out_dtype: str
-    in_access: int
-    out_access: int
-    arch: str
 
 
 @dataclass(frozen=True)
@@ -156,8 +123,8 @@ def dequantize_kernel(problem: Any, where: Device, *, columns: bool, packed: boo
         scales_rank=problem.scales.ndim,
         factor_rank=None if problem.factor is None else problem.factor.ndim,
         out_dtype=out.dtype.name,
-        in_access=min(width & -width, most),
-        out_access=min(width & -width, _SIDE),
+        in_access=common_power_of_two(most, width),
+        out_access=common_power_of_two(_SIDE, width),
         arch=where.arch,
     )
 

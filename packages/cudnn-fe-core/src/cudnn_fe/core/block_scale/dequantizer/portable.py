@@ -8,7 +8,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import cute
 
-from cudnn_fe.core.block_scale.dequantizer.op import DequantizeSpec
+from cudnn_fe.core.block_scale.dequantizer.spec import DequantizeSpec
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.block_dequantize import DequantizeTiles
 from cudnn_fe.core.cute.block_tiles import ScalePlace

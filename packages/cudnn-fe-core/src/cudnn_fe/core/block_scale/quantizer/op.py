@@ -8,62 +8,23 @@ from typing import Any, ClassVar, Self, get_args
 from cudnn_fe.core.block_scale.formats import BlockFormat, block_format
 from cudnn_fe.core.block_scale.layouts import scale_shape
 from cudnn_fe.core.block_scale.quantize import Recipe, quotient_of
+from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
+from cudnn_fe.core.powers import common_power_of_two
 from cudnn_fe.core.require import require_dtype, require_one_of, require_rows, require_same_device
 from cudnn_fe.core.row_plan import access_bytes
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
-__all__ = ["QUANTIZE", "BlockQuantize", "QuantizeSpec", "quantize_kernel"]
+__all__ = ["QUANTIZE", "BlockQuantize", "quantize_kernel"]
 
 SOURCES = ("float32", "float16", "bfloat16")
 _CODES = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "uint8")
 _SCALES = ("float8_e8m0fnu", "float8_e4m3fn")
 _SIDE = 8  # elements of a row that a thread takes together
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizeSpec:
-    """What the kernel is compiled for; extents and strides are met at run time.
-
-    Attributes:
-        x_dtype: Element type of the source.
-        element: Element format.
-        scale: Scale format.
-        block: Elements per scale.
-        row_recipe: That of blocks along rows, None without them.
-        column_recipe: Likewise along columns.
-        packed: Whether scales go into 512-byte atoms.
-        codes_dtype: Type of the codes' tensors.
-        scales_rank: Dims of the scales' tensors.
-        norm_rank: Dims of the factor's tensor, None without one.
-        amax: Whether the largest magnitude is wanted.
-        x_access: Elements of the source that are read at once.
-        out_access: Elements of a row that are written at once.
-        arch: The compiler's target.
-    """
-
-    x_dtype: str
-    element: str
-    scale: str
-    block: int
-    row_recipe: Recipe | None
-    column_recipe: Recipe | None
-    packed: bool
-    codes_dtype: str
-    scales_rank: int
-    norm_rank: int | None
-    amax: bool
-    x_access: int
-    out_access: int
-    arch: str
-
-    def quotient(self, recipe: Recipe) -> float:
-        """The float32 that a recipe multiplies a block's largest magnitude by."""
-        return quotient_of(block_format(self.element, self.scale, self.block), recipe)
 
 
 @dataclass(frozen=True)
@@ -159,11 +120,6 @@ class BlockQuantize(Problem):
         return 0
 
 
-def _power_of_two(count: int, most: int) -> int:
-    """The largest power of two up to ``most`` that divides ``count``."""
-    return min(count & -count, most) if count else most
-
-
 def _specialise(problem: Any, where: Device) -> QuantizeSpec:
     return quantize_kernel(problem, problem.norm, where, problem.row_recipe, problem.column_recipe)
 
@@ -185,14 +141,16 @@ def quantize_kernel(
         scale=problem.format.scale.name,
         block=problem.format.block,
         row_recipe=row_recipe,
+        row_quotient=quotient_of(problem.format, row_recipe) if row_recipe else 0.0,
         column_recipe=column_recipe,
+        column_quotient=quotient_of(problem.format, column_recipe) if column_recipe else 0.0,
         packed=problem.packed,
         codes_dtype=codes.dtype.name,
         scales_rank=scales.ndim,
         norm_rank=None if norm is None else norm.ndim,
         amax=problem.amax,
-        x_access=_power_of_two(columns, max(min(access_bytes(x) // x.dtype.itemsize, _SIDE), 1)),
-        out_access=_power_of_two(columns, _SIDE),
+        x_access=common_power_of_two(max(min(access_bytes(x) // x.dtype.itemsize, _SIDE), 1), columns),
+        out_access=common_power_of_two(_SIDE, columns),
         arch=where.arch,
     )
 

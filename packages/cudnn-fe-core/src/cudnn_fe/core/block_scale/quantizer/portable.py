@@ -8,7 +8,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Int32, cute
 
-from cudnn_fe.core.block_scale.quantizer.op import QuantizeSpec
+from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.cute.amax import clear_amax, fold_amax
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.block_quantize import BlockQuantizer, quantize_tile, store_codes
@@ -29,13 +29,11 @@ class _Quantize:
     def __init__(self, spec: QuantizeSpec) -> None:
         self.spec = spec
         self.directions = []
-        for direction, recipe in (("rows", spec.row_recipe), ("columns", spec.column_recipe)):
+        recipes = ((False, spec.row_recipe, spec.row_quotient), (True, spec.column_recipe, spec.column_quotient))
+        for columns, recipe, quotient in recipes:
             if recipe is not None:
-                quantizer = BlockQuantizer(
-                    spec.element, spec.scale, recipe, spec.quotient(recipe), has_fp8(spec.arch), spec.x_dtype
-                )
-                place = ScalePlace(direction == "columns", spec.block, spec.packed)
-                self.directions.append((quantizer, place))
+                quantizer = BlockQuantizer(spec.element, spec.scale, recipe, quotient, has_fp8(spec.arch), spec.x_dtype)
+                self.directions.append((quantizer, ScalePlace(columns, spec.block, spec.packed)))
 
     @cute.jit
     def __call__(self, stream: cuda.CUstream, x: cute.Tensor, *others: cute.Tensor) -> None:

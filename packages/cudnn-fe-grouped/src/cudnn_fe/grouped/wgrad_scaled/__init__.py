@@ -1,0 +1,1 @@
+"""The block-scaled mode of the grouped weight gradient."""

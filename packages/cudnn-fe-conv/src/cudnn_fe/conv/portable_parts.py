@@ -201,14 +201,12 @@ def load_parameters(spec: Any, weight: Any, bias: Any, channel: Any, count: int)
 
 
 def dot(samples: list[list[Any]], taps: list[list[Any]], shift: Any) -> list[Any]:
-    """Each channel's sum of samples times taps, oldest first, then the bias."""
-    values = []
-    for i in range(len(taps[0])):
-        total = samples[0][i] * taps[0][i]
-        for sample, tap in zip(samples[1:], taps[1:], strict=True):
-            total += sample[i] * tap[i]
-        values.append(total if shift is None else total + shift[i])
-    return values
+    """Each channel's bias and its samples times taps, added oldest first."""
+    totals = shift
+    for sample, tap in zip(samples, taps, strict=True):
+        terms = [sample[i] * tap[i] for i in range(len(tap))]
+        totals = terms if totals is None else [total + term for total, term in zip(totals, terms, strict=True)]
+    return totals
 
 
 def read_states(spec: Typed, tensor: Any, sequence: Any, channel: Any, lane: Any, count: int) -> list[Any]:

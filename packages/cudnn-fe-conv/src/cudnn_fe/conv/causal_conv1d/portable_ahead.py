@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import BFloat16, Float32, Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.conv.portable_parts import Typed, View, fill, wide_type
@@ -46,14 +46,17 @@ def arrived(ahead: Ahead) -> list[Any]:
 def widen_words(spec: Typed, ahead: Ahead, words: list[Any]) -> list[list[Any]]:
     """Words as rows of wide values."""
     wide, step = wide_type(spec.x_dtype), ahead.size * 32 // ahead.dtype.width
+    if ahead.dtype is BFloat16:
+        # The halves of a word at an instruction each, where the compiler's conversion takes one and a half.
+        words = [half for word in words for half in (word << 16, word & -65536)]
     # Registers are made of the finer type: one of the coarser, seen as the finer, has a stride of zero.
-    if ahead.dtype.width < Int32.width:
+    if ahead.dtype is not BFloat16 and ahead.dtype.width < Int32.width:
         elements = cute.make_rmem_tensor(ahead.rows * step, ahead.dtype)
         fill(cute.recast_tensor(elements, Int32), 0, words)
     else:
         held = cute.make_rmem_tensor(len(words), Int32)
         fill(held, 0, words)
-        elements = cute.recast_tensor(held, ahead.dtype)
+        elements = cute.recast_tensor(held, Float32 if ahead.dtype is BFloat16 else ahead.dtype)
     made = cute.make_rmem_tensor(ahead.rows * step, wide)
     made.store(elements.load().to(wide))
     return [[made[row * step + i] for i in range(ahead.count)] for row in range(ahead.rows)]

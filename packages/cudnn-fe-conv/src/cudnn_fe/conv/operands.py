@@ -12,11 +12,11 @@ __all__ = [
     "ANY_LAYOUT",
     "FLOATS",
     "canonical_activation",
+    "lie_whole",
     "require_dtype",
     "require_index",
     "require_parameter",
     "states_output",
-    "taps_lie_whole",
     "vector_length",
 ]
 
@@ -82,12 +82,14 @@ def vector_length(dim: int, *specs: TensorSpec, itemsize: int) -> int:
     return length
 
 
-def taps_lie_whole(weight: TensorSpec, channels: int) -> bool:
-    """Whether the taps of so many neighbouring channels are one piece of memory, aligned for vector loads."""
-    width = weight.shape[1]
-    piece = channels * width * weight.dtype.itemsize
-    compact = (width == 1 or weight.strides[1] == 1) and weight.strides[0] == width
-    return compact and weight.alignment >= min(piece & -piece, _VECTOR_BYTES)
+def lie_whole(tensor: TensorSpec, channels: int) -> bool:
+    """Whether the taps or lanes (..., D, L) of so many neighbouring channels are an aligned piece for vector loads."""
+    count, size = tensor.shape[-1], tensor.dtype.itemsize
+    piece = channels * count * size
+    aligned = min(piece & -piece, _VECTOR_BYTES)
+    compact = (count == 1 or tensor.strides[-1] == 1) and tensor.strides[-2] == count
+    outer = all(step * size % aligned == 0 for step in tensor.strides[:-2])
+    return compact and outer and tensor.alignment >= aligned
 
 
 def canonical_activation(given: Any) -> str | None:

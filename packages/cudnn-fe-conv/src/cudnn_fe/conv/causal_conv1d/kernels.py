@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
-from cudnn_fe.conv.operands import taps_lie_whole, vector_length
+from cudnn_fe.conv.operands import lie_whole, vector_length
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Kernel
@@ -87,7 +87,7 @@ def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], fin
         major=major,
         vector=vector,
         lanes=min(next_power_of_two(-(-extent // vector)), THREADS if major == "channels" else 32),
-        whole_taps=major == "channels" and taps_lie_whole(problem.weight, vector),
+        whole_taps=major == "channels" and lie_whole(problem.weight, vector),
         unroll=tuning.unroll,
         resident=tuning.resident,
         waves=tuning.waves,

@@ -19,13 +19,13 @@ class Factors(NamedTuple):
     """What the epilogues read besides the sums.
 
     Attributes:
-        alpha: (L,) scales of the experts.
+        alpha: (L,) scales of the experts; an empty tuple without.
         prob: (M,) gates of the rows; an empty tuple without.
         bias: (N, L); an empty tuple without.
         offset: GeGLU's offset of up; 0 elsewhere.
     """
 
-    alpha: cute.Tensor
+    alpha: Any
     prob: Any
     bias: Any
     offset: Float32
@@ -52,7 +52,7 @@ def plain_epilogue(spec: RowsSpec) -> Epilogue:
     """D, and C if it is wanted, of the unfused GEMM."""
 
     def epilogue(block: cute.Tensor, where: BlockPlace, factors: Factors) -> tuple[cute.Tensor, ...]:
-        alpha = factors.alpha[where.batch]
+        alpha = factors.alpha[where.batch] if spec.alpha else Float32(1.0)
         gates = _row_gates(where, factors.prob) if spec.prob else [Float32(1.0)] * 2
         count = cute.size(block)
         c = cute.make_rmem_tensor(block.shape, Float32)

@@ -17,6 +17,7 @@ class RowsSpec:
     Attributes:
         gemm: Types, layouts and alignment of A and B, and the types of the results in the op's order.
         activation: What becomes of gate and up columns.
+        alpha: Whether there is a factor for each expert.
         prob: Whether there is a factor for each row.
         bias_dtype: Element type of the bias, None without one.
         c_dtype: Element type of what the forward kept, None but in a backward.
@@ -28,6 +29,7 @@ class RowsSpec:
 
     gemm: GemmSpec
     activation: Literal["none", "swiglu", "geglu"] = "none"
+    alpha: bool = True
     prob: bool = True
     bias_dtype: str | None = None
     c_dtype: str | None = None

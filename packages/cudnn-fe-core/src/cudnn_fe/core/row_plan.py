@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cudnn_fe.core.powers import common_power_of_two, next_power_of_two
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["RowPlan", "access_bytes", "row_plan"]
+__all__ = ["RowPlan", "StreamPlan", "access_bytes", "row_plan"]
 
 _VECTOR_BYTES = 16
 _BLOCK = 128  # threads that narrow rows share a block up to
@@ -29,6 +29,7 @@ class RowPlan:
         ctas: CTAs of a cluster that share a row; 1 without a cluster.
         part: Vectors of a row in each of them, an even number where there are several.
         kept: Whether registers or shared memory hold the part, so that the second time reads no memory.
+        run: Neighbouring vectors among a thread's.
     """
 
     threads: int
@@ -38,6 +39,7 @@ class RowPlan:
     ctas: int = 1
     part: int = 0
     kept: bool = True
+    run: int = 1
 
     @property
     def block(self) -> int:
@@ -45,12 +47,59 @@ class RowPlan:
         return self.threads * self.groups
 
     @property
+    def parts(self) -> int:
+        """Warps, or where a warp has several rows, groups of threads, that share a row."""
+        return self.ctas * max(self.threads // 32, 1)
+
+    @property
     def kept_bytes(self) -> int:
         """Shared memory for the rows that a block works on; none for what its registers hold."""
         return self.block * self.vectors * self.tiles * _VECTOR_BYTES if self.kept and self.tiles > 1 else 0
 
 
-def row_plan(columns: int, *, vectors: int = 4, least_threads: int = 1, clusters: bool = False) -> RowPlan:
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """Threads, registers and shared memory of rows that follow one another through a CTA.
+
+    Attributes:
+        threads: Of a CTA.
+        vectors: 16-byte vectors of a row, and as many of the weight, in one thread's registers.
+        ctas: CTAs of a cluster that share a row; 1 without a cluster.
+        part: Vectors of a row in each of them, an even number where there are several.
+        stages: Rows in shared memory.
+        blocks: CTAs of a multiprocessor.
+        clusters: Clusters, or CTAs without a cluster, that run at once.
+        run: Neighbouring vectors among a thread's.
+    """
+
+    threads: int
+    vectors: int
+    ctas: int
+    part: int
+    stages: int
+    blocks: int
+    clusters: int
+    run: int = 1
+
+    @property
+    def tile(self) -> int:
+        """Vectors that a CTA has room for."""
+        return self.threads * self.vectors
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a row, or a part of one."""
+        return self.tile * _VECTOR_BYTES
+
+    @property
+    def parts(self) -> int:
+        """Warps that share a row."""
+        return self.ctas * self.threads // 32
+
+
+def row_plan(
+    columns: int, *, vectors: int = 4, least_threads: int = 1, clusters: bool = False, run: int = 1
+) -> RowPlan:
     """The plan for rows of ``columns`` 16-bit elements.
 
     Args:
@@ -58,10 +107,11 @@ def row_plan(columns: int, *, vectors: int = 4, least_threads: int = 1, clusters
         vectors: Vectors a thread should hold.
         least_threads: A power of two.
         clusters: Whether the device has clusters, for rows too wide for one CTA.
+        run: Neighbouring vectors that one thread should hold, 1 or 2.
 
     Example:
         >>> row_plan(4096)
-        RowPlan(threads=128, groups=1, vectors=4, tiles=1, ctas=1, part=512, kept=True)
+        RowPlan(threads=128, groups=1, vectors=4, tiles=1, ctas=1, part=512, kept=True, run=1)
     """
     per_row = -(-columns * 2 // _VECTOR_BYTES)
     ctas = min(next_power_of_two(-(-per_row // _WIDE_PART)), _MOST_CTAS) if clusters else 1
@@ -70,10 +120,11 @@ def row_plan(columns: int, *, vectors: int = 4, least_threads: int = 1, clusters
     threads = max(min(next_power_of_two(-(-part // vectors)), _WIDE_BLOCK), least_threads)
     tiles = -(-part // (threads * vectors))
     held = max(-(-part // (threads * tiles)), 1)
+    held += held % run
     groups = max(_BLOCK // threads, 1)
     groups = max(groups, 32 // threads)  # whole warps
     kept = tiles * threads * groups * held * _VECTOR_BYTES <= _MOST_KEPT
-    return RowPlan(threads, groups, held, tiles, ctas, part, kept)
+    return RowPlan(threads, groups, held, tiles, ctas, part, kept, run)
 
 
 def access_bytes(*specs: TensorSpec | None) -> int:

@@ -9,16 +9,25 @@ import cutlass
 from cutlass import Float32, Int32, cute
 
 from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
-from cudnn_fe.core.cute.block_tiles import LanePlace, Matrix, ScalePlace, store_vector_bytes
-from cudnn_fe.core.cute.exact import divide, multiply
+from cudnn_fe.core.cute.block_tiles import SIDE, LanePlace, Matrix, ScalePlace, store_vector_bytes
+from cudnn_fe.core.cute.exact import fused_multiply_add, multiply
 from cudnn_fe.core.cute.ptx_base import assemble
 from cudnn_fe.core.cute.row_vectors import store_global
-from cudnn_fe.core.cute.small_floats import E4M3, as_bits, as_float, e2m1_word, fp8_words
+from cudnn_fe.core.cute.small_floats import E2M1_UNIT, E4M3, as_bits, as_float, e2m1_word, fp8_words
 
-__all__ = ["BlockQuantizer", "e8m0_value", "gather", "quantize_tile", "reduce_scatter", "store_codes"]
+__all__ = [
+    "BlockQuantizer",
+    "e8m0_value",
+    "gather",
+    "magnitude_pairs",
+    "quantize_tile",
+    "reduce_scatter",
+    "store_codes",
+]
 
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
 _ROW_LANES, _COLUMN_LANES = (2, 1), (16, 8)  # lane bits that a block of 32 spans
+_HALVES_LANE = 4
 _FLOAT_MAX = 3.4028234663852886e38
 
 
@@ -62,6 +71,18 @@ class BlockQuantizer:
         """A value as the recipe reads it."""
         return multiply(value, norm) if self.multiplies(norm) else value
 
+    def folds(self, norm: Any) -> bool:
+        """Whether multipliers are times `E2M1_UNIT`: where they are a scale's reciprocal alone, that is exact."""
+        return self.element == "float4_e2m1fn" and (norm is None or self.recipe == "converter")
+
+    def apart(self, norm: Any) -> bool:
+        """Whether no multiplied value is a little above the middle between two codes.
+
+        bfloat16 sources have eight significant bits, scales four and middles three: a quotient that is no middle is
+        at least 2^-8 of it away from one.
+        """
+        return self.folds(norm) and self.source == "bfloat16" and not self.multiplies(norm)
+
     def larger(self, a: Any, b: Any) -> Float32:
         """The larger magnitude; NaN wins, or loses where the recipe leaves it out."""
         mode = "" if self.recipe == "power_of_two" else ".NaN"
@@ -70,11 +91,10 @@ class BlockQuantizer:
         return found
 
     def larger_pair(self, a: Any, b: Any) -> Int32:
-        """The same of two words of 16-bit pairs, element by element."""
+        """The same of two words of 16-bit pairs of magnitudes, element by element."""
         mode = "" if self.recipe == "power_of_two" else ".NaN"
         kind = "bf16x2" if self.source == "bfloat16" else "f16x2"
-        code = f"{{ .reg .b32 a, b; abs.{kind} a, $1; abs.{kind} b, $2; max{mode}.{kind} $0, a, b; }}"
-        (found,) = assemble(code, [Int32], [Int32(a), Int32(b)])
+        (found,) = assemble(f"max{mode}.{kind} $0, $1, $2;", [Int32], [Int32(a), Int32(b)])
         return found
 
     def unpaired(self, word: Any) -> list[Float32]:
@@ -94,6 +114,8 @@ class BlockQuantizer:
         else:
             wanted = multiply(multiply(largest, self.quotient), factor)
         code, inverse = self._e8m0(wanted) if self.scale == "float8_e8m0fnu" else self._e4m3(wanted)
+        if self.folds(norm):
+            return code, multiply(_bounded(inverse), self._unit(code, norm))
         if factor is None:
             return code, _bounded(inverse)
         if self.recipe == "epilogue_columns":
@@ -111,20 +133,50 @@ class BlockQuantizer:
         is_nan = bits > _INFINITY
         return cutlass.select_(is_nan, Int32(0xFF), code), as_float(cutlass.select_(is_nan, Int32(_NAN), inverse))
 
-    @staticmethod
-    def _e4m3(wanted: Any) -> tuple[Int32, Float32]:
+    def _e4m3(self, wanted: Any) -> tuple[Int32, Float32]:
         """Rounded to nearest, saturating, and its reciprocal, rounded; infinity for 0."""
-        is_nan = as_bits(wanted) > _INFINITY
-        size = cute.arch.fmin(wanted, Float32(E4M3.largest))
-        inverse = divide(1.0, E4M3.value(size))
-        code = cutlass.select_(is_nan, Int32(0x7F), E4M3.code(size))
-        return code, as_float(cutlass.select_(is_nan, Int32(_NAN), as_bits(inverse)))
+        if self.native:
+            text = (
+                "{ .reg .b16 two, lo, hi; .reg .b32 wide; cvt.rn.satfinite.e4m3x2.f32 two, 0f00000000, $2; "
+                "cvt.u32.u16 $0, two; cvt.rn.f16x2.e4m3x2 wide, two; mov.b32 {lo, hi}, wide; cvt.f32.f16 $1, lo; }"
+            )
+            code, value = assemble(text, [Int32, Float32], [Float32(wanted)])
+        else:
+            is_nan = as_bits(wanted) > _INFINITY
+            size = cute.arch.fmin(wanted, Float32(E4M3.largest))
+            code = cutlass.select_(is_nan, Int32(0x7F), E4M3.code(size))
+            value = as_float(cutlass.select_(is_nan, Int32(_NAN), as_bits(E4M3.value(size))))
+        # Four significant bits: one correction rounds the reciprocal right, from any start two units off.
+        (near,) = assemble("rcp.approx.ftz.f32 $0, $1;", [Float32], [value])
+        error = fused_multiply_add(as_float(as_bits(value) ^ -0x80000000), near, 1.0)
+        inverse = fused_multiply_add(near, error, near)
+        return code, as_float(cutlass.select_(code == 0, Int32(_INFINITY), as_bits(inverse)))
 
-    def words(self, values: list[Any]) -> list[Int32]:
+    def _unit(self, code: Any, norm: Any) -> Float32:
+        """What a reciprocal is multiplied by for `e2m1_word`.
+
+        Of all products of a middle, a scale and its reciprocal, rounded, only 5 * 15 * (1 / 15) is not the middle but
+        above it. There a factor does what the last bit, which `e2m1_word` then drops, would do: it lifts the other
+        middles of a scale of 15 too, but 3 and 7 go up to the even code anyway, and the lowest, 1, is not lifted
+        beyond what fp16 cuts off.
+        """
+        if self.scale == "float8_e8m0fnu" or not self.apart(norm):
+            return Float32(E2M1_UNIT)
+        is_15 = ((code & 7) == 7) & (code > 7)
+        return Float32(cutlass.select_(is_15, Float32(E2M1_UNIT * (1.0 + 2.0**-10)), Float32(E2M1_UNIT)))
+
+    def words(self, values: list[Any], norm: Any) -> list[Int32]:
         """Multiplied values as codes: four FP8 or eight FP4 a word."""
         if self.element == "float4_e2m1fn":
-            return [e2m1_word(values[start : start + 8]) for start in range(0, len(values), 8)]
+            how = {"scaled": self.folds(norm), "apart": self.apart(norm)}
+            return [e2m1_word(values[start : start + 8], **how) for start in range(0, len(values), 8)]
         return fp8_words(self.element, values, self.native)
+
+
+def magnitude_pairs(kind: str, words: list[Any]) -> list[Int32]:
+    """Words of bfloat16 or float16 pairs without their signs."""
+    suffix = "bf16x2" if kind == "bfloat16" else "f16x2"
+    return [assemble(f"abs.{suffix} $0, $1;", [Int32], [Int32(word)])[0] for word in words]
 
 
 def reduce_scatter(values: list[Any], masks: tuple[int, ...], lane: Any, larger: Any) -> tuple[list[Any], Int32]:
@@ -198,12 +250,12 @@ def quantize_tile(
     Args:
         quantizer: The recipe.
         place: Where scales lie.
-        values: Eight rows of eight; fewer rows, a power of two of at least the lanes that share a block, along rows.
+        values: Eight rows of eight; or four, where lanes that differ in bit 4 hold the eight rows of the same columns.
         norm: The factor, or None.
         scales: Address of the scales.
         matrix: Extents of the quantised matrix.
         at: This lane's first row and column in it.
-        pairs: The values as words of 16-bit pairs, where they are the source's own.
+        pairs: Magnitudes of the values as words of 16-bit pairs, where the values are the source's own.
     """
     lane = cute.arch.thread_idx()[0] % 32
     values = [[quantizer.prepared(value, norm) for value in row] for row in values]
@@ -213,6 +265,8 @@ def quantize_tile(
     else:
         largest = _largest_of_pairs(quantizer, pairs, place.columns)
     masks = (_COLUMN_LANES if place.columns else _ROW_LANES)[1 if place.block == 16 else 0 :]
+    if place.columns and len(values) < SIDE:
+        masks = (*masks, _HALVES_LANE)
     owned, first = reduce_scatter(largest, masks, lane, quantizer.larger)
     found = [quantizer.scale_and_multiplier(one, norm) for one in owned]
     offset, step, _ = place.locate(matrix, at, first)
@@ -229,6 +283,7 @@ def store_codes(
     quantizer: BlockQuantizer,
     place: ScalePlace,
     scaled: list[list[Any]],
+    norm: Any,
     target: Matrix,
     matrix: Matrix,
     at: LanePlace,
@@ -240,6 +295,7 @@ def store_codes(
         quantizer: The recipe.
         place: Where scales lie.
         scaled: What `quantize_tile` returned.
+        norm: The factor that it got.
         target: The codes' memory.
         matrix: Extents of the quantised matrix.
         at: This lane's first row and column in it.
@@ -252,9 +308,9 @@ def store_codes(
             together = [value for pair in zip(scaled[j], scaled[j + 1], strict=True) for value in pair]
             address = target.place(at.batch, (at.row + j) // 2, at.column)
             inside = Int32(at.row + j < matrix.rows)
-            store_vector_bytes(address, quantizer.words(together), 8, access, left, inside)
+            store_vector_bytes(address, quantizer.words(together, norm), 8, access, left, inside)
         return
     bits = 4 if fp4 else 8
     for j, row in enumerate(scaled):
         address = target.place(at.batch, at.row + j, at.column * bits // 8)
-        store_vector_bytes(address, quantizer.words(row), bits, access, left, Int32(at.row + j < matrix.rows))
+        store_vector_bytes(address, quantizer.words(row, norm), bits, access, left, Int32(at.row + j < matrix.rows))

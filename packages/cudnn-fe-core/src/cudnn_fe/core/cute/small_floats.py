@@ -12,11 +12,13 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32
 
-from cudnn_fe.core.cute.exact import add
-from cudnn_fe.core.cute.ptx_base import assemble
+from cudnn_fe.core.cute.exact import add, multiply
+from cudnn_fe.core.cute.ptx_base import assemble, permute_bytes
 
 __all__ = [
     "E2M1",
+    "E2M1_HALVES_SCALE",
+    "E2M1_UNIT",
     "E4M3",
     "E5M2",
     "Grid",
@@ -24,6 +26,7 @@ __all__ = [
     "as_float",
     "clamped_magnitude",
     "e2m1_word",
+    "e2m1_word_by_halves",
     "fp8_words",
     "has_fp8",
 ]
@@ -79,6 +82,7 @@ class Grid:
 
 
 E2M1 = Grid(1, 0, 6.0)
+E2M1_UNIT = 2.0**-14  # what `e2m1_word` rounds multiples of
 E4M3 = Grid(3, -6, 448.0)
 E5M2 = Grid(2, -14, 57344.0)
 _FP8 = {"float8_e4m3fn": (E4M3, "e4m3x2"), "float8_e5m2": (E5M2, "e5m2x2")}
@@ -97,25 +101,67 @@ def clamped_magnitude(value: Any, largest: float) -> Float32:
     return magnitude
 
 
-# The code of a magnitude m is min(2 m, m + 2, m / 2 + 4) rounded to an integer, ties to even: the three lines meet
-# where the step doubles. Each line is added to 2^23 in one rounding, which leaves the integer in the low bits; the
-# codes of eight values are then digits of a sum in base 16, whose multiples of the bits of 2^23 come off at the end.
-_E2M1_DIGIT = (
-    "{ .reg .f32 a, b, c; fma.rn.f32 a, $1, 0f40000000, 0f4B000000; add.rn.f32 b, $1, 0f4B000002; "
-    "fma.rn.f32 c, $1, 0f3F000000, 0f4B000004; min.f32 a, a, b; min.f32 a, a, c; "
-    ".reg .b32 d; mov.b32 d, a; mad.lo.s32 $0, $2, 16, d; }"
+# An fp16 holds E2M1's code in its own bits: 2^-14 of a value is subnormal in fp16 where the value is in E2M1, so the
+# code is the exponent and the upper significand bit, rounded in integers, two values at a time. What the conversion to
+# fp16 cuts off must still tell a value just above a tie from the tie, so it leaves a one behind, in the lowest bit that
+# survives in fp16's subnormals.
+_KEEP_REST = "mov.b32 m, {0}; add.s32 t, m, 0x7FFF; and.b32 t, t, 0x8000; or.b32 m, m, t; mov.b32 {0}, m; "
+_E2M1_PAIR = (
+    "{{ .reg .f32 lo, hi; .reg .b32 h, m, t; mov.f32 lo, $1; mov.f32 hi, $2; {rest}"
+    "cvt.rz.f16x2.f32 h, hi, lo; abs.f16x2 m, h; mov.b32 t, 0x0E000E00; min.f16x2 m, m, t; "
+    "shr.u32 t, m, 9; and.b32 t, t, 0x00010001; add.s32 m, m, t; add.s32 m, m, 0x00FF00FF; shl.b32 m, m, 3; "
+    "lop3.b32 $0, m, h, 0x80008000, 0xD8; }}"
 )
-_E2M1_EXCESS = 0x4B000000 + 0xB0000000 - (1 << 32)
 
 
-def e2m1_word(values: list[Any]) -> Int32:
-    """Eight values as E2M1 codes, the first in the low four bits; beyond 6, infinities and NaN included, as 6."""
-    digits, signs = Int32(0), Int32(0)
-    for value in reversed(values):
-        magnitude = clamped_magnitude(value, E2M1.largest)
-        (digits,) = assemble(_E2M1_DIGIT, [Int32], [magnitude, digits])
-        (signs,) = assemble("shf.l.wrap.b32 $0, $1, $2, 4;", [Int32], [as_bits(value), signs])
-    return (digits - _E2M1_EXCESS) | (signs & -0x77777778)
+def e2m1_word(values: list[Any], *, scaled: bool = False, apart: bool = False) -> Int32:
+    """Eight values as E2M1 codes, the first in the low four bits; beyond 6 as 6, NaN as +6.
+
+    Args:
+        values: fp32.
+        scaled: Whether they are given times `E2M1_UNIT`, which saves a multiplication each.
+        apart: Whether none is nearer to the middle between two codes than 2^-8 of itself, unless below it or exactly
+            there, which saves two instructions each.
+    """
+    if not scaled:
+        values = [multiply(value, E2M1_UNIT) for value in values]
+    rest = "" if apart else _KEEP_REST.format("lo") + _KEEP_REST.format("hi")
+    code = _E2M1_PAIR.format(rest=rest)
+    pairs = []  # a code in the upper four bits of each half
+    for low, high in ((0, 2), (1, 3), (4, 6), (5, 7)):
+        pairs += assemble(code, [Int32], [Float32(values[low]), Float32(values[high])])
+    halves = []
+    for even, odd in (pairs[:2], pairs[2:]):
+        merge = "{ .reg .b32 e; shr.u32 e, $1, 4; lop3.b32 $0, e, $2, 0xF000F000, 0xD8; }"
+        halves += assemble(merge, [Int32], [even, odd])
+    return permute_bytes(halves[0], halves[1], 0x7531)
+
+
+# fp16 has its first normal number where E2M1 has it once 1 is scaled to 2^-14. The upper bits of the fp16 number, from
+# the last but nine on, are then E2M1's code, with half a step added for the nearest; what the conversion cuts off does
+# not change which code that is.
+_TWO_E2M1 = (
+    "{ .reg .b32 h, m; cvt.rz.f16x2.f32 h, $2, $1; abs.f16x2 m, h; min.f16x2 m, m, $3; add.u32 m, m, 0x01000100; "
+    "lop3.b32 $0, m, h, 0x80008000, 0xF8; }"
+)
+E2M1_HALVES_SCALE = 2.0**-14
+_SIX_TWICE = 0x0E000E00  # 6 / 2^14
+
+
+def e2m1_word_by_halves(values: list[Any]) -> Int32:
+    """`e2m1_word` of eight values times `E2M1_HALVES_SCALE`, ties away from zero: half the instructions.
+
+    For values of approximate arithmetic, where a tie means nothing.
+    """
+
+    def bytes_of(*four: Any) -> Int32:
+        """Sign, three zeros, code and a rest of each."""
+        pairs = [assemble(_TWO_E2M1, [Int32], [*four[at : at + 2], Int32(_SIX_TWICE)])[0] for at in (0, 2)]
+        return permute_bytes(*pairs, 0x7531)
+
+    even, odd = bytes_of(*values[::2]), bytes_of(*values[1::2])
+    low = ((even >> 1) & 0x07070707) | ((even >> 4) & 0x08080808)
+    return low | ((odd << 3) & 0x70707070) | (odd & -0x7F7F7F80)
 
 
 def fp8_words(name: str, values: list[Any], native: bool) -> list[Int32]:

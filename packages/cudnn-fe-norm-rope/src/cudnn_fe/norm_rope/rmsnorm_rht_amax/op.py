@@ -151,8 +151,7 @@ def _specialise(problem: RmsNormRhtAmax, where: Device) -> RowSpec:
 
 
 def _maxima(problem: RmsNormRhtAmax, spec: RowSpec) -> tuple[TensorSpec, ...]:
-    del spec
-    return (TensorSpec((problem.extents[0],), (1,), dtype("float32"), problem.device, 16, "maxima"),)
+    return (TensorSpec((problem.extents[0] * spec.plan.parts,), (1,), dtype("float32"), problem.device, 16, "maxima"),)
 
 
 FORWARD = Op(

@@ -118,7 +118,8 @@ class RmsNormSilu(Problem):
 
 
 def _specialise(problem: RmsNormSilu, where: Device) -> SiluSpec:
-    plan = row_plan(problem.extents[1], least_threads=2, clusters=where.capability >= (9, 0))
+    run = 2 if problem.out_dtype.bits == 4 else 1  # a block's scale in one thread
+    plan = row_plan(problem.extents[1], clusters=where.capability >= (9, 0), run=run)
     width = access_bytes(
         TensorSpec(problem.extents, (problem.x.strides[0], 1), problem.x.dtype, alignment=problem.x.alignment)
     )

@@ -11,7 +11,7 @@ from cutlass import Int32, cute
 from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.cute.amax import clear_amax, fold_amax
 from cudnn_fe.core.cute.arguments import fake_tensor
-from cudnn_fe.core.cute.block_quantize import BlockQuantizer, quantize_tile, store_codes
+from cudnn_fe.core.cute.block_quantize import BlockQuantizer, magnitude_pairs, quantize_tile, store_codes
 from cudnn_fe.core.cute.block_tiles import SIDE, THREADS, Matrix, ScalePlace, lane_place, load_vector, tile_walk
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.small_floats import as_float, has_fp8
@@ -73,13 +73,16 @@ class _Quantize:
             factor = as_float(load_global(norm.iterator.toint(), 4, Int32(1))[0])
         if cutlass.const_expr(amax is not None):
             fold_amax(amax.iterator.toint(), [value for row in values for value in row])
+        magnitudes = None
+        if cutlass.const_expr(bits == 16):
+            magnitudes = [magnitude_pairs(spec.x_dtype, words) for words in loaded]
         for number in cutlass.range_constexpr(len(self.directions)):
             quantizer, place = self.directions[number]
             codes, scales = results[2 * number], results[2 * number + 1]
-            pairs = None if bits == 32 or quantizer.multiplies(factor) else loaded
+            pairs = None if quantizer.multiplies(factor) else magnitudes
             scaled = quantize_tile(quantizer, place, values, factor, scales.iterator.toint(), source, at, pairs)
             target = Matrix.of(codes, (0, 1, 2))
-            store_codes(quantizer, place, scaled, target, source, at, spec.out_access)
+            store_codes(quantizer, place, scaled, factor, target, source, at, spec.out_access)
 
 
 def launcher(spec: QuantizeSpec) -> Any:

@@ -30,6 +30,7 @@ __all__ = [
     "keep_rows",
     "launch_limits",
     "load_parameters",
+    "load_shift",
     "load_taps",
     "picked",
     "put",
@@ -192,11 +193,16 @@ def load_taps(spec: Any, weight: Any, channel: Any, count: int) -> list[list[Any
     ]
 
 
+def load_shift(spec: Typed, bias: Any, channel: Any, count: int) -> Any:
+    """The bias of ``count`` channels, or None."""
+    if bias is None:
+        return None
+    return [read(spec, bias.element_type, column(bias, channel + i), 1)[0] for i in range(count)]
+
+
 def load_parameters(spec: Any, weight: Any, bias: Any, channel: Any, count: int) -> tuple[Any, Any]:
-    """Taps as `load_taps`, and the bias of each channel or None."""
-    shift = None
-    if bias is not None:
-        shift = [read(spec, bias.element_type, column(bias, channel + i), 1)[0] for i in range(count)]
+    """Taps as `load_taps`, and the bias as `load_shift`."""
+    shift = load_shift(spec, bias, channel, count)
     return load_taps(spec, weight, channel, count), shift
 
 

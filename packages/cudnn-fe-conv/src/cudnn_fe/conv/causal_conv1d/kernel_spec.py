@@ -28,7 +28,7 @@ class ConvSpec:
         whole_taps: Whether the taps of a vector of channels lie in one aligned piece.
         unroll: Tokens (along channels) or vectors (along time) of a thread whose loads are in flight together.
         resident: Blocks that a multiprocessor should hold at once, which bounds a thread's registers.
-        waves: Blocks for each multiprocessor that the grid aims at by splitting time.
+        waves: Blocks for each multiprocessor that the grid should have at least, by splitting time.
         multiprocessors: Of the chip.
     """
 

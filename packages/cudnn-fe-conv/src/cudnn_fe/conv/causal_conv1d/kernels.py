@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from cudnn_fe.conv.causal_conv1d.chunks import chunk_count
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.conv.operands import lie_whole, vector_length
 from cudnn_fe.core.device import Device
@@ -27,7 +28,7 @@ _SHORTEST = 32  # tokens that a chunk of the backward should have
 
 @dataclass(frozen=True, slots=True)
 class _Tuning:
-    """Bytes of a vector, how many are loaded ahead, and blocks for each multiprocessor: at once, and in all."""
+    """Bytes of a vector, how many are loaded ahead, and a multiprocessor's blocks: at once, and the least in all."""
 
     vector_bytes: int
     unroll: int
@@ -37,9 +38,9 @@ class _Tuning:
 
 _TUNING = {
     ("forward", "channels"): _Tuning(16, 4, 4, 8),
-    ("forward", "time"): _Tuning(16, 2, 8, 16),
+    ("forward", "time"): _Tuning(16, 2, 8, 8),
     ("backward", "channels"): _Tuning(8, 4, 4, 4),
-    ("backward", "time"): _Tuning(16, 1, 8, 8),
+    ("backward", "time"): _Tuning(16, 1, 10, 40),
 }
 
 
@@ -104,17 +105,21 @@ def _backward_spec(problem: CausalConv1dBackward, where: Device) -> ConvSpec:
     return _spec(problem, where, like_x, problem.d_final_states is not None, True)
 
 
+def _select(condition: bool, value: int, other: int) -> int:
+    return value if condition else other
+
+
 def _partial_sums(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[TensorSpec, ...]:
     """(batch * chunks, W+1, D): each chunk of time has sums of its own. The kernel takes the chunks from the shape."""
     batch, channels, time = problem.extents
-    wanted = spec.waves * spec.multiprocessors
     side_by_side = THREADS // spec.lanes
     if spec.major == "channels":
         blocks = -(-channels // (spec.vector * spec.lanes)) * batch
-        chunks = min(max(wanted // blocks, 1) * side_by_side, -(-time // _SHORTEST))
+        chunks = chunk_count(spec, blocks, -(-time // side_by_side), spec.unroll, _select) * side_by_side
+        chunks = min(chunks, -(-time // _SHORTEST))
     else:
         blocks = -(-batch * channels // side_by_side)
-        chunks = min(max(wanted // blocks, 1), -(-time // (spec.vector * spec.lanes * spec.unroll)))
+        chunks = chunk_count(spec, blocks, time, spec.vector * spec.lanes * spec.unroll, _select)
     shape = (batch * chunks, spec.width + 1, channels)
     kind = dtype("float64" if spec.x_dtype == "float64" else "float32")
     return (TensorSpec(shape, contiguous_strides(shape), kind, problem.device, 16, "partial_sums"),)

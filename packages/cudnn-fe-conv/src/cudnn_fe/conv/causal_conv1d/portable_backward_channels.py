@@ -68,7 +68,8 @@ class ChannelsBackward(ChannelsWalk):
             token = first + turn * unroll
             enter(spec, window, cursor, source, t.initial, row, channel, token)
             words, words_above = arrived(ahead), arrived(above)
-            if token + 2 * unroll <= stop:
+            # Past the chunk's end, for `finish`, too.
+            if token + 2 * unroll <= time:
                 fetch(ahead, at(source, row, channel, token + unroll), source.strides[2])
                 fetch(above, at(upstream, row, channel, token + unroll), upstream.strides[2])
             if token + unroll <= cutlass.min(stop, cursor.end) and token - cursor.start >= width - 1:
@@ -89,7 +90,7 @@ class ChannelsBackward(ChannelsWalk):
                 for step in cutlass.range(cutlass.min(Int32(unroll), stop - token), unroll=1):
                     self.one(t, taps, shift, cursor, behind, window, pending, sums, row, channel, token + step, first)
         if stop > first:
-            self.finish(t, taps, shift, cursor, behind, window, pending, row, channel, first, stop)
+            self.finish(t, taps, shift, cursor, behind, window, pending, ahead, above, row, channel, first, stop)
         place = view(t.partial, (0, 1, 2))
         for k in cutlass.range_constexpr(width + 1):
             write(spec, place.dtype, at(place, slot, k, channel), rows_of(sums, width + 1, count)[k])
@@ -143,23 +144,25 @@ class ChannelsBackward(ChannelsWalk):
         behind: Any,
         window: Any,
         pending: Any,
+        ahead: Any,
+        above: Any,
         row: Int32,
         channel: Int32,
         first: Int32,
         stop: Int32,
     ) -> None:
-        """dx of the last W-1 tokens, which the dz of the W-1 tokens behind the chunk reach too."""
+        """dx of the last W-1 tokens, which the dz of the W-1 tokens behind the chunk, fetched by now, reach too."""
         spec, count, width = self.spec, self.spec.vector, self.spec.width
         more = width - 1
         if cutlass.const_expr(more > 0):
-            source, upstream, target = (sequence_view(tensor, spec) for tensor in (t.x, t.dy, t.dx))
-            if stop + more <= cursor.end and stop - cursor.start >= more and stop - first >= more:
-                samples, grads = rows_of(window, more, count), []
-                for step in cutlass.range_constexpr(more):
-                    samples.append(read(spec, source.dtype, at(source, row, channel, stop + step), count))
-                    grads.append(read(spec, upstream.dtype, at(upstream, row, channel, stop + step), count))
+            # Of wider filters, not enough was fetched.
+            enough = cutlass.const_expr(more <= spec.unroll)
+            if enough and stop + spec.unroll <= cursor.end and stop - cursor.start >= more and stop - first >= more:
+                target = sequence_view(t.dx, spec)
+                samples = [*rows_of(window, more, count), *widen_words(spec, ahead, arrived(ahead))]
+                grads = widen_words(spec, above, arrived(above))
                 waiting = rows_of(pending, more, count)
-                for step in cutlass.range_constexpr(more):
+                for step in cutlass.range_constexpr(min(more, spec.unroll)):
                     dz = _slopes(samples[step : step + width], taps, shift, grads[step], spec.silu)
                     done, waiting = _spread(waiting, dz, taps)
                     write(spec, target.dtype, at(target, row, channel, stop - more + step), done)

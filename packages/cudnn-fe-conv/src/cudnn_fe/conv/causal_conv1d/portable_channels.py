@@ -14,6 +14,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Int32, cute
 
+from cudnn_fe.conv.causal_conv1d.chunks import chunk_count
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.conv.causal_conv1d.portable_ahead import Ahead, arrived, fetch, widen_words
 from cudnn_fe.conv.causal_conv1d.portable_cursor import Cursor, advance, check_offsets, seek
@@ -34,7 +35,6 @@ from cudnn_fe.conv.portable_parts import (
     rows_of,
     sequence_view,
     write,
-    zeros,
 )
 
 __all__ = ["ChannelsForward", "ChannelsWalk", "enter", "fill_window"]
@@ -102,11 +102,11 @@ class ChannelsForward(ChannelsWalk):
     names = ("x", "weight", "bias", "offsets", "initial", "y")
 
     def chunks_of(self, t: SimpleNamespace, channel_blocks: Any) -> Any:
-        """As many as give the chip enough blocks, with some groups of tokens for each thread."""
+        """As many as keep the chip busy, with some groups of tokens for each thread."""
         batch, time = (Int32(t.x.shape[self.spec.layout.index(dim)]) for dim in "BT")
-        wanted = Int32(self.spec.waves * self.spec.multiprocessors) // (channel_blocks * batch)
-        most = ceil_div(time, 4 * self.spec.unroll)
-        return cutlass.min(cutlass.max(wanted, Int32(1)) * self.groups, most)
+        unroll, blocks = self.spec.unroll, channel_blocks * batch
+        count = chunk_count(self.spec, blocks, ceil_div(time, self.groups), unroll, cutlass.select_)
+        return cutlass.min(count * self.groups, ceil_div(time, 4 * unroll))
 
     @cute.jit
     def walk(self, t: Any, row: Int32, channel: Int32, first: Int32, stop: Int32, slot: Int32) -> None:
@@ -176,14 +176,15 @@ def fill_window(
     token: Int32,
 ) -> None:
     """The W-1 samples before a token: of its own sequence, then of its initial state, else zeros."""
-    count, width = spec.vector, spec.width
-    position = token - cursor.start
-    for lag in cutlass.range_constexpr(1, width):
-        slot = width - 1 - lag
-        if position >= lag:
-            keep_rows(window, [read(spec, source.dtype, at(source, row, channel, token - lag), count)], slot)
-        elif cutlass.const_expr(initial is not None):
-            lane = cutlass.max(slot + position, Int32(0))
-            keep_rows(window, [read_states(spec, initial, cursor.sequence, channel, lane, count)], slot)
-        else:
-            keep_rows(window, [zeros(spec, count)], slot)
+    count, before = spec.vector, spec.width - 1
+    if cutlass.const_expr(before > 0):
+        position = token - cursor.start
+        history = Ahead(source, before, count)
+        held = [Int32(position >= before - slot) for slot in range(before)]
+        fetch(history, at(source, row, channel, token - before), source.strides[2], held)
+        keep_rows(window, widen_words(spec, history, arrived(history)))
+        if cutlass.const_expr(initial is not None):
+            for slot in cutlass.range_constexpr(before):
+                lane = slot + position
+                if lane < before:
+                    keep_rows(window, [read_states(spec, initial, cursor.sequence, channel, lane, count)], slot)

@@ -13,6 +13,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Int32, cute
 
+from cudnn_fe.conv.causal_conv1d.chunks import chunk_count
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.conv.causal_conv1d.portable_ahead import (
     Ahead,
@@ -124,10 +125,9 @@ class TimeForward(TimeWalk):
     names = ("x", "weight", "bias", "offsets", "initial", "y")
 
     def chunks_of(self, t: SimpleNamespace, row_blocks: Any) -> Any:
-        """As many as give the chip enough blocks."""
+        """As many as keep the chip busy."""
         time = Int32(t.x.shape[self.spec.layout.index("T")])
-        wanted = Int32(self.spec.waves * self.spec.multiprocessors) // row_blocks
-        return cutlass.min(cutlass.max(wanted, Int32(1)), ceil_div(time, self.unit))
+        return chunk_count(self.spec, row_blocks, time, self.unit, cutlass.select_)
 
     @cute.jit
     def walk(

@@ -21,6 +21,7 @@ from cudnn_fe.conv.portable_parts import (
     dot,
     fake,
     fill,
+    load_shift,
     load_taps,
     put,
     raw,
@@ -129,6 +130,8 @@ class _Update:
         held = states_view(state)
         newest = raw(x.element_type, column(x, row, channel), count)
         totals = cute.make_rmem_tensor(count, wide_type(spec.x_dtype))
+        # Before the first store: behind one, which waits for the states, no load can be moved up.
+        shift = load_shift(spec, bias, channel, count)
         if cutlass.const_expr(max(width, lanes) <= _FEW):
             taps = load_taps(spec, weight, channel, count)
             if cutlass.const_expr(spec.whole_states):
@@ -139,12 +142,12 @@ class _Update:
             else:
                 samples = [raw(held.dtype, at(held, slot, channel, lane), count) for lane in range(lanes)]
             history = [widen(spec, sample, count) for sample in [*samples, newest]][-width:]
-            fill(totals, 0, dot(history, taps, None))
+            fill(totals, 0, dot(history, taps, shift))
             if cutlass.const_expr(not spec.ring and not spec.whole_states):
                 for lane in cutlass.range_constexpr(lanes - 1):
                     put(held.dtype, at(held, slot, channel, lane), samples[lane + 1], count)
         else:
-            fill(totals, 0, zeros(spec, count))
+            fill(totals, 0, zeros(spec, count) if shift is None else shift)
             for tap in cutlass.range(width - 1, unroll=4):
                 lane = lanes - (width - 1) + tap
                 if cutlass.const_expr(spec.ring):
@@ -161,12 +164,7 @@ class _Update:
         if cutlass.const_expr(lanes > 0 and not spec.whole_states):
             goal = turned if spec.ring else Int32(lanes - 1)
             put(held.dtype, at(held, slot, channel, goal), newest, count)
-        values = []
-        for i in cutlass.range_constexpr(count):
-            total = totals[i]
-            if cutlass.const_expr(bias is not None):
-                total += read(spec, bias.element_type, column(bias, channel + i), 1)[0]
-            values.append(activated(total, spec.silu))
+        values = [activated(totals[i], spec.silu) for i in range(count)]
         write(spec, y.element_type, column(y, row, channel), values)
 
 

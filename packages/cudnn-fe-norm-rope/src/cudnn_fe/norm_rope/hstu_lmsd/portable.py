@@ -17,7 +17,8 @@ from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.row_reduce import RowGroups
 from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_global, store_words
 from cudnn_fe.core.cute.small_floats import as_bits
-from cudnn_fe.norm_rope.hstu_lmsd.kept import GATE, PRODUCT, X, kept_pairs, mask_words
+from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
+from cudnn_fe.norm_rope.hstu_lmsd.kept import kept_pairs, mask_words
 from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
 
 __all__ = ["fake_arguments", "launcher"]
@@ -30,7 +31,6 @@ class _Forward:
         self.spec, self.plan = spec, spec.plan
         self.per_row = spec.columns // VECTOR
         self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
-        self.planes = [*([GATE] if spec.concat_u else []), *([X] if spec.concat_x else []), PRODUCT]  # y's segments
 
     @cute.jit
     def launch(
@@ -92,7 +92,7 @@ class _Forward:
         if cutlass.const_expr(self.spec.dropout):
             # Before anything waits for the loads: the random words need none of them.
             for index in cutlass.range_constexpr(self.plan.vectors):
-                masks.append(mask_words((Int32(row), vectors[index]), self.planes, threshold, (low, high)))
+                masks.append(mask_words((Int32(row), vectors[index]), self.spec.planes, threshold, (low, high)))
                 at = mask.iterator.toint() + row * self.spec.columns + Int64(vectors[index]) * VECTOR
                 store_global(at, masks[index], 8, valid[index])
         total, squares = Float32(0.0), Float32(0.0)
@@ -117,7 +117,7 @@ class _Forward:
             product = [((a - centre) * spread * w + b) * g for a, w, b, g in zip(x8, w8, b8, gate, strict=True)]
             values = {GATE: gate, X: x8, PRODUCT: product}
             target = row_address(y, row) + Int64(vectors[index]) * 16
-            for place, plane in enumerate(self.planes):
+            for place, plane in enumerate(self.spec.planes):
                 segment = values[plane]
                 if cutlass.const_expr(self.spec.dropout):
                     words = kept_pairs(narrow_pairs([value * scale for value in segment]), masks[index], plane)

@@ -7,7 +7,6 @@ Where every sum is exact in float32, what the contracts fix must be bit-equal; a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ import torch
 import cudnn_fe.grouped
 from cudnn_fe.core.settings import override
 from cudnn_fe_testkit.moe import halves, sigmoid
-from cudnn_fe_testkit.on_gpu import poison
 from cudnn_fe_testkit.scaled_gemm import numbers
+from cudnn_fe_testkit.scaled_gpu import both, cuda, differing, main_loops, raw, to_cpu
 from cudnn_fe_testkit.scaled_moe import Case, ExactCase, check_results
 
 pytestmark = pytest.mark.gpu
@@ -26,47 +25,7 @@ pytestmark = pytest.mark.gpu
 grouped: Any = cudnn_fe.grouped  # operands are handed over by name
 EXACT = [("mxfp8_e4m3", "one row"), ("mxfp8_e5m2", "uneven"), ("mxfp4", "one row"), ("nvfp4", "uneven")]
 exact = pytest.mark.parametrize(("kind", "route"), EXACT)
-
-
-@pytest.fixture(params=["sm90", "portable"])
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "sm90" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("written for compute capability 9.0")
-    poison()
-    with override(backend=request.param):
-        yield request.param
-
-
-def cuda(x: Any) -> Any:
-    if not isinstance(x, torch.Tensor):
-        return x
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda").copy_(x)
-
-
-def raw(x: torch.Tensor) -> torch.Tensor:
-    return x.cpu().contiguous().view(-1).view(torch.uint8)
-
-
-def differing(got: Any, wanted: Any) -> list[str]:
-    """Results that are not the same bits."""
-    assert list(got.keys()) == list(wanted.keys())
-    found = []
-    for key, x in wanted.items():
-        y = got[key]
-        assert (x is None) == (y is None), key
-        if x is not None and not (x.stride() == y.stride() and torch.equal(raw(y), raw(x))):
-            found.append(f"{key}: {int((raw(y) != raw(x)).sum())} bytes of {raw(x).numel()}")
-    return found
-
-
-def both(function: Any, **given: Any) -> tuple[Any, Any]:
-    """The results on a GPU, the same from two calls, and the definition's."""
-    with override(backend="reference"):
-        wanted = function(**given)
-    placed = {name: cuda(x) for name, x in given.items()}
-    got, again = function(**placed), function(**placed)
-    assert differing(got, again) == []
-    return got, wanted
+backend = main_loops
 
 
 def options_of(case: Case, d_dtype: str | None = None) -> dict[str, Any]:
@@ -158,10 +117,6 @@ def test_srelu(backend: str, kind: str, route: str) -> None:
     assert differing(got, wanted) == []
 
 
-def to_cpu(out: Any) -> Any:
-    return {key: None if x is None else x.cpu() for key, x in out.items()}
-
-
 @pytest.mark.parametrize(("kind", "d_dtype"), [("mxfp8_e4m3", "float8_e4m3fn"), ("nvfp4", "bfloat16")])
 def test_bounded_srelu(backend: str, kind: str, d_dtype: str) -> None:
     case, clamp = ExactCase(kind, 72, "one row"), 2.5
@@ -230,6 +185,80 @@ def test_swiglu_and_its_discrete_form(backend: str) -> None:
         placed.pop("alpha_tensor"), 320, b.dtype, **placed, **options,
     )  # fmt: skip
     assert differing(discrete, dense) == []
+
+
+def largest_sum(d: torch.Tensor) -> torch.Tensor:
+    """The largest sum of magnitudes of 16 rows of a column."""
+    padded = torch.nn.functional.pad(d.abs(), (0, 0, 0, -len(d) % 16))
+    return padded.view(-1, 16, d.shape[1]).sum(1).amax() if len(d) else torch.zeros(())
+
+
+@pytest.mark.parametrize("act", ["srelu", "swiglu"])
+@pytest.mark.parametrize(
+    ("kind", "route", "d_dtype"), [("nvfp4", "one row", "bfloat16"), ("mxfp4", "uneven", "float16")]
+)
+def test_hadamard(backend: str, kind: str, route: str, d_dtype: str, act: str) -> None:
+    """Of squared ReLU every bit; else the transform's maxima are of the D that is there, and what it rounds."""
+    case = ExactCase(kind, 192, route)
+    case.alpha /= 16
+    given = operands(case)
+    del given["norm_const_tensor"]
+    got, wanted = both(
+        grouped.grouped_gemm_glu_hadamard_forward, **given, act_func=act, c_dtype="float32", **options_of(case, d_dtype)
+    )
+    assert torch.equal(got["c_tensor"].cpu(), wanted["c_tensor"])
+    if act == "srelu":
+        assert differing(got, wanted) == []
+    step = 2.0**-7  # a rounding apart
+    d, again = (x["d_tensor"].cpu().float() for x in (got, wanted))
+    assert bool(((d - again).abs() <= step * again.abs() + 2.0**-24).all())
+    parts = d[: int(case.ends[-1])].split(np.diff(case.ends, prepend=0).tolist())
+    rows = torch.stack([largest_sum(part) for part in parts])
+    # A sum of 16 rounded values errs by their steps; so do its maxima.
+    for key, size in (("amax_tensor", again.abs().max()), ("post_rht_amax_tensor", rows / 4)):
+        error = (got[key].cpu() - wanted[key]).view(-1).abs()
+        assert bool((error <= step * size + 2.0**-24).all()), key
+
+
+F4: Any = getattr(torch, "float4_e2m1fn_x2", None)
+QUANTISED: list[dict[str, Any]] = [
+    {"d_dtype": "bfloat16", "rht_rowwise_dtype": "bfloat16", "rht_colwise_dtype": F4},
+    {"d_dtype": F4, "rht_rowwise_dtype": F4, "rht_colwise_dtype": F4},
+    {"d_dtype": F4},
+]
+
+
+@pytest.mark.parametrize("results", QUANTISED, ids=["bfloat16", "all", "D"])
+@pytest.mark.parametrize("counts", [[64, 0, 192, 0], [40, 0, 96, 8]], ids=["whole blocks", "odd"])
+def test_hadamard_quant(backend: str, results: dict[str, Any], counts: list[int]) -> None:
+    """Squared ReLU of exact sums fixes every bit of the quantised results and of both transforms."""
+    case = ExactCase("nvfp4", 128, "uneven")
+    rng = np.random.default_rng(4)
+    case.ends, case.m = np.cumsum(counts).astype(np.int32), sum(counts) + 32
+    case.a, case.sfa, _ = case._operand(rng, 1, case.m, case.k)
+    case.b, case.sfb, _ = case._operand(rng, len(counts), 128, case.k)
+    case.a = case.a[0]
+    case.alpha, case.prob = (rng.standard_normal(count).astype(np.float32) / 16 for count in (len(counts), case.m))
+    given = operands(case) | {"norm_const": 3.0, "rht_norm_const": 2.5, "act_func": "srelu", "c_dtype": "float32"}
+    del given["norm_const_tensor"]
+    got, wanted = both(grouped.grouped_gemm_glu_hadamard_quant_forward, **given, **results)
+    assert differing(got, wanted) == []
+
+
+@pytest.mark.parametrize("act", ["swiglu", "geglu"])
+def test_hadamard_quant_of_gates(backend: str, act: str) -> None:
+    case = ExactCase("nvfp4", 256, "one row", k=64)
+    case.alpha /= 16
+    given = operands(case) | {"act_func": act, "glu_alpha": 1.5, "glu_limit": 2.0, "c_dtype": "float32"}
+    del given["norm_const_tensor"]
+    got, wanted = both(grouped.grouped_gemm_glu_hadamard_quant_forward, **given, rht_rowwise_dtype="bfloat16")
+    assert torch.equal(got["c_tensor"].cpu(), wanted["c_tensor"])
+    d, again = (x["d_tensor"].cpu().float() for x in (got, wanted))
+    assert bool(((d - again).abs() <= 2.0**-7 * again.abs() + 1e-30).all())
+    assert float((d != again).float().mean()) < 0.01  # a rounding apart, where a value lies between two
+    turned, back = (x["rht_rowwise_tensor"].cpu().float() for x in (got, wanted))
+    size = again.abs().view(len(again), -1, 16).sum(2).repeat_interleave(16, 1)
+    assert bool(((turned - back).abs() <= 2.0**-7 * (size / 4 + back.abs()) + 1e-30).all())
 
 
 def test_buffers_keep_rows_past_the_end(backend: str) -> None:

@@ -14,11 +14,15 @@ from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.registry import ops
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.core.toolchain import missing_toolchain
 from cudnn_fe.grouped.discrete_swiglu.op import FORWARD as DISCRETE
+from cudnn_fe.grouped.glu_hadamard.op import FORWARD as HADAMARD
+from cudnn_fe.grouped.glu_hadamard_quant.op import FORWARD as HADAMARD_QUANT
 from cudnn_fe.grouped.glu_scaled.op import SCALED as GLU
 from cudnn_fe.grouped.quant.op import FORWARD as QUANT
+from cudnn_fe.grouped.scaled.forward import ScaledForward
 from cudnn_fe.grouped.scaled.forward_spec import ForwardSpec
 from cudnn_fe.grouped.srelu.op import FORWARD as SRELU
 from cudnn_fe.grouped.swiglu.op import FORWARD as SWIGLU
@@ -43,7 +47,9 @@ def scales(format: Any, rows: int, count: int = 1) -> TensorSpec:
     return tensor((count * math.prod(scale_shape(rows, -(-K // format.block))),), format.scale.name)
 
 
-def problem(op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, discrete: bool = False, **options: Any) -> Problem:
+def problem(
+    op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, n: int = N, discrete: bool = False, **options: Any
+) -> Problem:
     format = KINDS[kind]
     fp4 = format.element.bits == 4
     k, element = K // 2 if fp4 else K, "float4_e2m1fn" if fp4 else format.element.name
@@ -59,10 +65,10 @@ def problem(op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, discrete: bool =
         "tanh_clamp_scale": None,
     }
     bias, row_scale = options.pop("bias", None), options.pop("row_scale", False)
-    b, sfb = tensor((L, N, k), element, options.pop("order", None)), scales(format, N, L)
+    b, sfb = tensor((L, n, k), element, options.pop("order", None)), scales(format, n, L)
     if discrete:
         b = sfb = tensor((L,), "int64")
-        named |= {"n": N, "n_major": False}
+        named |= {"n": n, "n_major": False}
     named |= options
     return op.bind(
         tensor((M, k), element),
@@ -73,10 +79,18 @@ def problem(op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, discrete: bool =
         tensor((L,)),
         tensor((M,), "bfloat16") if epilogue == "srelu" else tensor((M,)),
         None if fp4 else tensor((1,)),
-        None if bias is None else tensor((N, L), bias, (0, 1)),
+        None if bias is None else tensor((n, L), bias, (0, 1)),
         tensor((M,)) if row_scale else None,
+        *([tensor((16, 16), "bfloat16")] if op is HADAMARD else []),
         **named,
     )
+
+
+def hadamard_quant(**options: Any) -> Problem:
+    """All results in FP4, along rows and along columns."""
+    fp4 = "float4_e2m1fn"
+    named = {"d_dtype": fp4, "rht_rowwise_dtype": fp4, "rht_colwise_dtype": fp4, "glu_alpha": 2.0, "glu_limit": 3.0}
+    return problem(HADAMARD_QUANT, "geglu", "nvfp4", n=256, **named, **options)
 
 
 PROBLEMS: dict[str, tuple[Op, Problem]] = {
@@ -87,6 +101,8 @@ PROBLEMS: dict[str, tuple[Op, Problem]] = {
     "discrete, geglu, MXFP4": (DISCRETE, problem(DISCRETE, "geglu", "mxfp4", discrete=True)),
     "discrete, n-major": (DISCRETE, problem(DISCRETE, "swiglu", discrete=True, n_major=True)),
     "srelu, bounded": (SRELU, problem(SRELU, "srelu", "mxfp8_e5m2", tanh_clamp_scale=16.0, zero_tail=False)),
+    "hadamard, a matrix": (HADAMARD, problem(HADAMARD, "swiglu", "nvfp4")),
+    "hadamard, quantised": (HADAMARD_QUANT, hadamard_quant()),
 }
 CASES = [
     *[("quant", "portable", arch) for arch in CHIPS],
@@ -96,6 +112,8 @@ CASES = [
     ("discrete, geglu, MXFP4", "portable", "sm_80"),
     ("discrete, n-major", "portable", "sm_90a"),
     ("srelu, bounded", "portable", "sm_100a"),
+    ("hadamard, a matrix", "portable", "sm_120a"),
+    ("hadamard, quantised", "portable", "sm_80"),
 ]
 
 
@@ -109,7 +127,9 @@ def test_compiles(name: str, backend: str, arch: str) -> None:
 
 
 def test_every_op_and_target_is_compiled() -> None:
-    assert {op.name for op, _ in PROBLEMS.values()} == {op.name for op in (QUANT, GLU, SWIGLU, DISCRETE, SRELU)}
+    assert {op.name for op, _ in PROBLEMS.values()} == {
+        op.name for op in ops(public=False) if issubclass(op.problem, ScaledForward)
+    }
     assert {name for name, *_ in CASES} == set(PROBLEMS)
     assert {target for kernel in QUANT.kernels for target in kernel.targets} == {arch for *_, arch in CASES}
 

@@ -7,7 +7,6 @@ Where every sum is exact in float32, what the contracts fix must be bit-equal; a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ import torch
 import cudnn_fe.grouped
 from cudnn_fe.core.settings import override
 from cudnn_fe_testkit.moe import halves, sigmoid
-from cudnn_fe_testkit.on_gpu import poison
 from cudnn_fe_testkit.scaled_gemm import numbers
+from cudnn_fe_testkit.scaled_gpu import both, cuda, differing, main_loops, raw, to_cpu
 from cudnn_fe_testkit.scaled_moe import Case, ExactCase, check_results
 
 pytestmark = pytest.mark.gpu
@@ -26,47 +25,7 @@ pytestmark = pytest.mark.gpu
 grouped: Any = cudnn_fe.grouped  # operands are handed over by name
 EXACT = [("mxfp8_e4m3", "one row"), ("mxfp8_e5m2", "uneven"), ("mxfp4", "one row"), ("nvfp4", "uneven")]
 exact = pytest.mark.parametrize(("kind", "route"), EXACT)
-
-
-@pytest.fixture(params=["sm90", "portable"])
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "sm90" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("written for compute capability 9.0")
-    poison()
-    with override(backend=request.param):
-        yield request.param
-
-
-def cuda(x: Any) -> Any:
-    if not isinstance(x, torch.Tensor):
-        return x
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda").copy_(x)
-
-
-def raw(x: torch.Tensor) -> torch.Tensor:
-    return x.cpu().contiguous().view(-1).view(torch.uint8)
-
-
-def differing(got: Any, wanted: Any) -> list[str]:
-    """Results that are not the same bits."""
-    assert list(got.keys()) == list(wanted.keys())
-    found = []
-    for key, x in wanted.items():
-        y = got[key]
-        assert (x is None) == (y is None), key
-        if x is not None and not (x.stride() == y.stride() and torch.equal(raw(y), raw(x))):
-            found.append(f"{key}: {int((raw(y) != raw(x)).sum())} bytes of {raw(x).numel()}")
-    return found
-
-
-def both(function: Any, **given: Any) -> tuple[Any, Any]:
-    """The results on a GPU, the same from two calls, and the definition's."""
-    with override(backend="reference"):
-        wanted = function(**given)
-    placed = {name: cuda(x) for name, x in given.items()}
-    got, again = function(**placed), function(**placed)
-    assert differing(got, again) == []
-    return got, wanted
+backend = main_loops
 
 
 def options_of(case: Case, d_dtype: str | None = None) -> dict[str, Any]:
@@ -156,10 +115,6 @@ def test_srelu(backend: str, kind: str, route: str) -> None:
     given["prob_tensor"] = given["prob_tensor"].bfloat16()
     got, wanted = both(grouped.grouped_gemm_srelu_forward, **given, c_dtype="float16", **options_of(case))
     assert differing(got, wanted) == []
-
-
-def to_cpu(out: Any) -> Any:
-    return {key: None if x is None else x.cpu() for key, x in out.items()}
 
 
 @pytest.mark.parametrize(("kind", "d_dtype"), [("mxfp8_e4m3", "float8_e4m3fn"), ("nvfp4", "bfloat16")])

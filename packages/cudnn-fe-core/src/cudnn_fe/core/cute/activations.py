@@ -20,6 +20,7 @@ __all__ = [
     "sigmoid",
     "silu",
     "situglu",
+    "situglu_gradient",
     "swiglu",
     "swiglu_gradient",
     "tanh",
@@ -95,6 +96,15 @@ def geglu(
 def situglu(value: Float32, gate: Float32, beta1: Float32, beta2: Float32) -> Float32:
     """``(beta1 * tanh(gate / beta1) * sigmoid(gate)) * (beta2 * tanh(value / beta2))``."""
     return beta1 * tanh(gate / beta1) * sigmoid(gate) * (beta2 * tanh(value / beta2))
+
+
+def situglu_gradient(value: Float32, gate: Float32, beta1: Float32, beta2: Float32) -> tuple[Float32, Float32, Float32]:
+    """``(d/dvalue, d/dgate, situglu)``."""
+    soft_gate, soft_value = tanh(gate / beta1), tanh(value / beta2)
+    open_, shut = sigmoid(gate), sigmoid(-gate)
+    left, right = beta1 * soft_gate * open_, beta2 * soft_value
+    of_gate = right * ((Float32(1.0) - soft_gate * soft_gate) * open_ + left * shut)
+    return left * (Float32(1.0) - soft_value * soft_value), of_gate, left * right
 
 
 def geglu_gradient(

@@ -14,10 +14,12 @@ from cutlass import Float32, Int32, Int64, cute
 from cudnn_fe.core.cute.amax import fold_largest
 from cudnn_fe.core.cute.block_quantize import reduce_scatter
 from cudnn_fe.core.cute.block_tiles import SIDE, LanePlace, Matrix, ScalePlace, load_vector
+from cudnn_fe.core.cute.fp8_widen import fp8_floats
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.small_floats import as_bits, as_float
 from cudnn_fe.core.cute.staged import Staged
 from cudnn_fe.core.cute.vectors import widen
+from cudnn_fe.core.dtypes import dtype
 
 __all__ = ["ExpertColumns", "TileRows", "expert_of", "load_rows"]
 
@@ -154,4 +156,7 @@ def load_rows(tensor: Any, matrix: Matrix, at: LanePlace, access: int) -> list[l
     for j in range(SIDE):
         address = matrix.place(at.batch, at.row + j, at.column * (bits // 8))
         found.append(load_vector(address, bits, access, left, Int32(at.row + j < matrix.rows)))
+    kind = dtype(tensor.element_type)
+    if kind.is_fp8:
+        return [fp8_floats(words, kind.name) for words in found]
     return [widen(tensor.element_type, words, SIDE) for words in found]

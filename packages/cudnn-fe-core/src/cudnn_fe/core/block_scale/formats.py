@@ -23,6 +23,7 @@ __all__ = [
 
 BFLOAT16_NOTE = (
     "Kernels dequantise operands to bfloat16, multiply with float32 sums, and make the results in a second pass. "
+    "They need memory for these: two bytes an element of the operands, four of the product. "
     "Products are exact, except of MXFP8 values whose scale byte is below 3 (E4M3) or 10 (E5M2): these reach into "
     "bfloat16's subnormals and err by up to half of 2^-133."
 )

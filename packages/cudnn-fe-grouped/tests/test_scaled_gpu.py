@@ -15,6 +15,7 @@ import torch
 
 import cudnn_fe.grouped
 from cudnn_fe.core.settings import override
+from cudnn_fe.grouped.classes_scaled import GroupedGemmSwigluSm100
 from cudnn_fe_testkit.moe import halves, sigmoid
 from cudnn_fe_testkit.scaled_gemm import numbers
 from cudnn_fe_testkit.scaled_gpu import both, cuda, differing, main_loops, raw, to_cpu
@@ -87,12 +88,12 @@ def test_columns_by_expert(backend: str, d_dtype: str) -> None:
     assert differing(got, wanted) == []
 
 
-@exact
-@pytest.mark.parametrize("b_major", ["k", "n"])
+@pytest.mark.parametrize(
+    ("kind", "route", "b_major"),
+    [("mxfp8_e4m3", "one row", "n"), ("mxfp8_e5m2", "uneven", "k"), ("nvfp4", "one row", "k")],
+)
 def test_discrete(backend: str, kind: str, route: str, b_major: str) -> None:
     case = ExactCase(kind, 136, route)
-    if case.fp4 and b_major == "n":
-        return  # FP4 pairs lie along K
     given = operands(case)
     with override(backend="reference"):
         wanted = grouped.grouped_gemm_quant_forward(**given, **options_of(case))
@@ -142,14 +143,14 @@ def activated(act: str, x: Any) -> tuple[Any, Any]:
     return sigmoid(1.702 * gate) * gate * (up + 1), 2 * units * np.abs(gate) * (np.abs(up) + 1)
 
 
-@pytest.mark.parametrize("act", ["swiglu", "geglu", "situglu"])
 @pytest.mark.parametrize(
-    ("kind", "route", "d_dtype"),
+    ("kind", "route", "d_dtype", "act"),
     [
-        ("mxfp8_e4m3", "one row", "float8_e4m3fn"),
-        ("mxfp8_e5m2", "uneven", "float16"),
-        ("mxfp4", "one row", "float32"),
-        ("nvfp4", "uneven", "bfloat16"),
+        ("mxfp8_e4m3", "one row", "float8_e4m3fn", "swiglu"),
+        ("mxfp8_e4m3", "uneven", "float8_e5m2", "geglu"),
+        ("mxfp8_e5m2", "uneven", "float16", "situglu"),
+        ("mxfp4", "one row", "float32", "geglu"),
+        ("nvfp4", "uneven", "bfloat16", "swiglu"),
     ],
 )
 def test_glu(backend: str, kind: str, route: str, d_dtype: str, act: str) -> None:
@@ -274,6 +275,41 @@ def test_buffers_keep_rows_past_the_end(backend: str) -> None:
         assert not bool(raw(fresh[key][end:]).any()), key
     for key in ("sfd_row_tensor", "sfd_col_tensor"):
         assert torch.equal(raw(outs[key]), raw(fresh[key])), key
+
+
+def test_class_writes_its_buffers(backend: str) -> None:
+    case = ExactCase("mxfp8_e4m3", 128, "one row")
+    case.alpha /= 16
+    v = {name: cuda(x) for name, x in operands(case).items()}
+    fresh = grouped.grouped_gemm_swiglu_forward(**v, c_dtype="float32", **options_of(case))
+    outs = {key: torch.full_like(x.view(torch.uint8), 3).view(x.dtype) for key, x in fresh.items() if x is not None}
+    given = (
+        v["a_tensor"], v["b_tensor"], outs["c_tensor"], outs["d_tensor"], v["sfa_tensor"], v["sfb_tensor"],
+        v["padded_offsets"], v["alpha_tensor"], outs["d_col_tensor"], outs["sfd_row_tensor"], outs["sfd_col_tensor"],
+        None, v["norm_const_tensor"], v["prob_tensor"],
+    )  # fmt: skip
+    made = GroupedGemmSwigluSm100(*given, sf_vec_size=32)
+    made.compile()
+    made.execute(*given)
+    end = int(case.ends[-1])
+    for key, x in outs.items():
+        rows = end if key in ("c_tensor", "d_tensor", "d_col_tensor") else len(x)
+        assert torch.equal(raw(x[:rows]), raw(fresh[key][:rows])), key
+        assert bool((raw(x[rows:]) == 3).all()), key
+
+
+def test_nan_reaches_what_depends_on_it(backend: str) -> None:
+    """A row's results and its expert's maximum; or, in weights, a column of the expert's rows."""
+    case = ExactCase("mxfp8_e4m3", 64, "uneven")
+    case.a[3, 5], case.b[2, 7, 1] = 0x7F, 0x7F
+    placed = {name: cuda(x) for name, x in operands(case).items()}
+    out = grouped.grouped_gemm_srelu_forward(**placed, **options_of(case, "bfloat16"))
+    wanted = torch.zeros(case.m, 64, dtype=torch.bool)
+    wanted[3], wanted[40:137, 7] = True, True
+    assert torch.equal(out["d_tensor"].isnan().cpu(), wanted)
+    assert torch.equal(out["c_tensor"].isnan().cpu(), wanted)
+    assert out["amax_tensor"].isnan().view(-1).tolist() == [True, False, True]
+    assert out["amax_tensor"][1].item() == -torch.inf  # no rows
 
 
 def test_many_experts_and_no_rows_at_all(backend: str) -> None:

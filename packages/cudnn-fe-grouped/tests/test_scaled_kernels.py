@@ -17,6 +17,7 @@ from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.registry import ops
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.core.toolchain import missing_toolchain
+from cudnn_fe.grouped import grouped_gemm_swiglu_jax_forward
 from cudnn_fe.grouped.discrete_swiglu.op import FORWARD as DISCRETE
 from cudnn_fe.grouped.glu_hadamard.op import FORWARD as HADAMARD
 from cudnn_fe.grouped.glu_hadamard_quant.op import FORWARD as HADAMARD_QUANT
@@ -170,3 +171,21 @@ def _longer(call: Any) -> list[TensorSpec | None]:
         found[place] = tensor((2 * M, *spec.shape[1:]), spec.dtype.name)
     found[2] = scales(format, 2 * M)
     return found
+
+
+@compiler
+def test_jax_lowers_a_kernel_with_numbers_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")  # read once: a test before this may have compiled for another
+    a, b = jnp.ones((128, 64), jnp.float8_e4m3fn), jnp.ones((2, 64, 64), jnp.float8_e4m3fn)
+    sfa, sfb = (jnp.ones((count, 1, 1, 32, 4, 4), jnp.float8_e8m0fnu) for count in (1, 2))
+
+    def forward(a: Any, ends: Any) -> Any:
+        one = jnp.ones(2)
+        return grouped_gemm_swiglu_jax_forward(
+            a, b, sfa, sfb, ends, one, jnp.ones(128), one[:1], d_dtype="float8_e4m3fn", backend="portable"
+        )
+
+    traced = jax.jit(forward).trace(a, jnp.asarray([5, 128], jnp.int32))
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @CuteDSL") == 1

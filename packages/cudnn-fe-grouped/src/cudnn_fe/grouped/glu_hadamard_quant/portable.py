@@ -22,7 +22,7 @@ from cudnn_fe.core.cute.expert_rows import first_slot, row_range
 from cudnn_fe.core.cute.hadamard import hadamard16, hadamard16_of_lane_pair
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.row_vectors import store_global
-from cudnn_fe.core.cute.small_floats import e2m1_word
+from cudnn_fe.core.cute.small_floats import e2m1_word, has_fp8
 from cudnn_fe.grouped.glu_hadamard_quant.kernel_spec import HadamardQuantSpec
 from cudnn_fe.grouped.scaled.portable_forward import Forward, fake_numbers, fake_tensors
 from cudnn_fe.grouped.scaled.portable_row_blocks import BLOCK, RowBlocks
@@ -108,18 +108,23 @@ class _HadamardQuant(Forward):
             return
         *kept, codes, scales = scratch
         source = kept[0] if kept else outputs[1]
-        _Columns(min(self.spec.result_access, 2)).launch(stream, source, ends, (codes, scales, numbers[1]))
+        columns = _Columns(min(self.spec.result_access, 2), has_fp8(self.spec.result.arch))
+        columns.launch(stream, source, ends, (codes, scales, numbers[1]))
         _Placed().launch(stream, codes, scales, ends, rows, outputs[5], outputs[6])
 
 
 class _Columns(RowBlocks):
     """Codes and scales of the transform along rows: eight bytes, and one, for each column of a block."""
 
+    def __init__(self, access: int, native: bool) -> None:
+        super().__init__(access)
+        self.native = native
+
     def block(self, columns: Any, slot: Int32, expert: Int32, column: Int32, more: Any) -> None:
         del expert
         codes, scales, norm = more
         width = Int32(scales.shape[1])
-        quantizer = BlockQuantizer("float4_e2m1fn", "float8_e4m3fn", "epilogue", _SIXTH, False)
+        quantizer = BlockQuantizer("float4_e2m1fn", "float8_e4m3fn", "epilogue", _SIXTH, self.native)
         by, inverse = multiply(norm, _SIXTH), divide(1.0, norm)
         for k, line in enumerate(columns):
             turned = _quarter(hadamard16(line))

@@ -11,6 +11,7 @@ from cutlass import Int32, cute
 from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.cute.amax import clear_amax, fold_amax
 from cudnn_fe.core.cute.arguments import fake_tensor
+from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs_again
 from cudnn_fe.core.cute.block_quantize import (
     BlockQuantizer,
     largest_magnitudes,
@@ -19,7 +20,7 @@ from cudnn_fe.core.cute.block_quantize import (
     store_codes,
     store_scales,
 )
-from cudnn_fe.core.cute.block_tiles import SIDE, THREADS, Matrix, ScalePlace, lane_place, load_vector, tile_walk
+from cudnn_fe.core.cute.block_tiles import SIDE, THREADS, Matrix, ScalePlace, lane_place, load_lines, tile_walk
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.small_floats import as_float, has_fp8
 from cudnn_fe.core.cute.vectors import widen
@@ -70,14 +71,13 @@ class _Quantize:
         at = lane_place(walk)
         source = Matrix.of(x, (0, 1, 2))
         bits = x.element_type.width
-        left = source.columns - at.column
-        loaded = []
-        for index in cutlass.range_constexpr(SIDE):
-            address = source.place(at.batch, at.row + index, at.column * (bits // 8))
-            loaded.append(load_vector(address, bits, spec.x_access, left, Int32(at.row + index < source.rows)))
+        loaded = load_lines(source, at, bits, spec.x_access)
 
         def row_of(index: int) -> Any:
             return widen(x.element_type, loaded[index], SIDE)
+
+        def row_again(index: int) -> Any:
+            return widen_pairs_again(loaded[index]) if spec.x_dtype == "bfloat16" else row_of(index)
 
         factor = None
         if cutlass.const_expr(norm is not None):
@@ -91,7 +91,8 @@ class _Quantize:
             codes, scales = results[2 * number], results[2 * number + 1]
             by = store_scales(quantizer, place, largest[number], factor, scales.iterator.toint(), source, at)
             target = Matrix.of(codes, (0, 1, 2))
-            store_codes(quantizer, place, row_of, by, factor, target, source, at, spec.out_access)
+            made = row_again if number else row_of
+            store_codes(quantizer, place, made, by, factor, target, source, at, spec.out_access)
 
     def largest(self, loaded: Any, row_of: Any, bits: int, factor: Any) -> list[Any]:
         """The largest magnitudes of a lane's rows and columns, as each direction wants them."""

@@ -46,11 +46,13 @@ class WgradSpec:
     Attributes:
         gemm: Types, layouts and alignment of A (h, t) and B (i, t), whose K is t, and the result's type.
         adds: Whether the result is added to what was there before.
+        factors: Whether each expert's sum is multiplied by two factors of its own.
         ragged: Whether an expert's part of an operand that is contiguous along t is compact by itself.
         addresses: Element type of the array of the results' addresses, where they name the results' places.
     """
 
     gemm: GemmSpec
     adds: bool = False
+    factors: bool = False
     ragged: bool = False
     addresses: str | None = None

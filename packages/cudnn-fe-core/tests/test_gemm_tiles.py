@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudnn_fe.core.gemm_spec import GemmTile
-from cudnn_fe.core.gemm_tiles import FP8_COLUMNS, choose_tile, estimate_cycles
+from cudnn_fe.core.gemm_spec import GemmTile, full_columns
+from cudnn_fe.core.gemm_tiles import FP8_COLUMNS, choose_tile, choose_tiles, estimate_cycles
 
 EXTENT = st.integers(1, 100_000)
 DTYPE = st.sampled_from(["float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"])
@@ -50,6 +50,29 @@ def test_the_same_kernel_serves_neighbouring_batch_sizes() -> None:
 def test_k_is_split_where_tiles_are_few(split: bool, m: int, n: int, k: int) -> None:
     tile = choose_tile(m, n, k, 1, dtype="bfloat16", epilogue="identity", multiprocessors=132)
     assert (tile.split_k > 1) is split
+
+
+@given(m=EXTENT, n=EXTENT, k=EXTENT, dtype=DTYPE, epilogue=EPILOGUE)
+def test_two_tiles_share_the_columns(m: int, n: int, k: int, dtype: str, epilogue: str) -> None:
+    tile, rest = choose_tiles(m, n, k, 1, dtype=dtype, epilogue=epilogue, multiprocessors=132)
+    columns = full_columns(tile, m, n)
+    if rest is None:
+        assert tile == choose_tile(m, n, k, 1, dtype=dtype, epilogue=epilogue, multiprocessors=132)
+        return
+    assert 0 < columns < n
+    assert columns % (64 if epilogue == "swiglu" else 32) == 0  # whole pairs; addresses of 16 bytes
+    assert tile.split_k == rest.split_k == 1
+
+
+@pytest.mark.parametrize(
+    ("m", "columns", "launches"),
+    [(256, 28672, 2), (8192, 8192, 1), (64, 28672, 1)],
+)
+def test_a_second_launch_serves_a_wave_that_is_hardly_filled(m: int, columns: int, launches: int) -> None:
+    tile, rest = choose_tiles(m, columns, 4096, 1, dtype="bfloat16", epilogue="swiglu", multiprocessors=132)
+    assert launches == (1 if rest is None else 2)
+    if rest is not None:
+        assert full_columns(tile, m, columns) == 132 // 2 * tile.n  # one row of clusters, one wave
 
 
 def test_more_multiprocessors_never_cost_time() -> None:

@@ -40,12 +40,14 @@ MATMULS = {
     "split-multicast": replace(BF16, tile=SPLIT_MULTICAST),
     "few-rows": replace(BF16, tile=FEW_ROWS),
     "224": replace(BF16, tile=GemmTile(m=128, n=224)),
+    "two-launches": replace(BF16, rest=GemmTile(n=192)),
 }
 SWIGLUS = {
     "ping-pong": replace(SWIGLU, tile=PING_PONG),
     "ping-pong-float32": replace(SWIGLU, out_dtypes=("float32", "float16"), tile=PING_PONG),
     "ping-pong-mn-m": replace(SWIGLU, a_major="mn", b_major="mn", out_major="m", tile=PING_PONG),
     "split": replace(SWIGLU, tile=SPLIT),
+    "two-launches": replace(SWIGLU, rest=GemmTile(n=192)),
     "e4m3": GemmSpec("float8_e4m3fn", "float8_e4m3fn", ("float32", "float16"), epilogue="swiglu", tile=FP8),
     "tf32": GemmSpec("float32", "float32", ("float32", "float16"), epilogue="swiglu"),
 }

@@ -133,6 +133,32 @@ def test_wgrad(framework: str, accumulate: bool) -> None:
     assert not np.asarray(wanted)[1].any()
 
 
+@framework
+@pytest.mark.parametrize(("h", "t", "i"), [(0, M, 24), (K, M, 0), (0, 0, 0)])
+def test_results_without_elements_leave_the_addresses_alone(framework: str, h: int, t: int, i: int) -> None:
+    make = MAKE[framework]
+    nowhere = make(np.full(8 * L, 255, np.uint8) if framework == "jax" else np.full(L, -1))
+    ends = make(np.minimum(ENDS, t))
+    out = grouped_gemm_wgrad_forward(
+        make(normal(t, h)).T, make(normal(t, i)), None, None, ends, "discrete", None, nowhere
+    )
+    token = out["wgrad_tensor"]  # JAX's word that all is written
+    assert (token is None) == (framework != "jax")
+    assert token is None or not np.asarray(token).any()
+
+
+@framework
+def test_no_rows_write_zeros_behind_the_addresses(framework: str) -> None:
+    make = MAKE[framework]
+    owned = [aligned(np.full((K, 24), 2.0, np.float32)) for _ in range(L)]
+    pointers = make(addresses(owned, bytewise=framework == "jax"))
+    ends, a, b = make(np.zeros(L, np.int32)), make(normal(0, K)).T, make(normal(0, 24))
+    options: dict[str, Any] = {"wgrad_dtype": "float32"}
+    grouped_gemm_wgrad_forward(a, b, None, None, ends, "discrete", None, pointers, **options)
+    jax.effects_barrier()
+    assert not np.stack(owned).any()
+
+
 def test_jax_entries_under_jit() -> None:
     v, w = rows("jax"), Weights(N, K, "k", "jax")
     a, prob = v["a"][:, :, None], v["prob"][:, None, None]

@@ -15,6 +15,8 @@ from cudnn_fe.grouped import (
 )
 from cudnn_fe.grouped.dglu.op import BACKWARD
 from cudnn_fe.grouped.glu_gradient import glu_gradient
+from cudnn_fe.grouped.row_sums import row_sums
+from cudnn_fe.grouped.row_sums.op import PART_ROWS
 from cudnn_fe.grouped.unfused.op import FORWARD as UNFUSED
 from cudnn_fe.grouped.wgrad.op import WGRAD
 from cudnn_fe_testkit.compare import gemm_tolerance
@@ -170,6 +172,21 @@ def test_the_activations_gradient_row_by_row(act: str, shift: int) -> None:
     assert bool((error <= DERIVATIVE * terms.norm(dim=1) + 2.0**-22 * terms.abs().sum(1)).all())
     assert not bool(ds[case.end :].any())
     assert not bool(dprob[case.end :].any())
+
+
+@pytest.mark.parametrize("columns", [1, 300])
+@pytest.mark.parametrize("routing", ["none at all", "uneven tiles", "many experts"])
+def test_sums_of_rows_expert_by_expert(routing: str, columns: int) -> None:
+    """The kernel that the gradients of biases and scales use."""
+    case = Case(*(ROUTINGS | LARGE)[routing])
+    x = random(case.m, columns, kind=torch.float32, seed=7)
+    x[case.end :] = float("nan")
+    got = row_sums(x, case.ends, backend="portable")
+    one = torch.ones(case.m, 1, device=CUDA)
+    wanted, size = (case.sums(one, y)[:, 0] for y in (x, x.abs()))
+    additions = PART_ROWS + max(case.counts) // PART_ROWS + 2
+    assert bool(((got.double() - wanted).abs() <= additions * 2.0**-24 * size).all())
+    assert torch.equal(row_sums(x, case.ends, backend="portable"), got)
 
 
 @pytest.mark.parametrize("backend", [kernel.backend for kernel in WGRAD.kernels])

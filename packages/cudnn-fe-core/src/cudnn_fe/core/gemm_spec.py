@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.powers import common_power_of_two
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["GemmSpec", "GemmTile", "Major", "operand_alignment"]
+__all__ = ["GemmSpec", "GemmTile", "Major", "full_columns", "operand_alignment"]
 
 Major = Literal["k", "mn"]
 
@@ -62,6 +62,8 @@ class GemmSpec:
         out_major: ``"n"`` or ``"m"``: the outputs' unit-stride dimension.
         epilogue: What becomes of the accumulator.
         tile: The configuration; a kernel without choices ignores it.
+        rest: If there is one, `tile` serves only the columns that fill whole waves (`full_columns`), and a second
+            launch with this tile computes the others.
         arch: The target that the kernel is compiled for.
         alignment: Bytes (16, 8, 4, 2 or 1, at least an element) that divide A's and B's base addresses, strides other
             than the unit one, and unit-stride extents. The portable kernel's load width; others demand 16.
@@ -75,6 +77,7 @@ class GemmSpec:
     out_major: Literal["n", "m"] = "n"
     epilogue: Literal["identity", "swiglu"] = "identity"
     tile: GemmTile | None = field(default_factory=GemmTile)
+    rest: GemmTile | None = None
     arch: str = "sm_90a"
     alignment: int = 16
 
@@ -82,6 +85,20 @@ class GemmSpec:
     def is_fp8(self) -> bool:
         """Whether the operands are FP8, whose products lose bits unless promoted to float32 along K."""
         return dtype(self.a_dtype).is_fp8
+
+
+def full_columns(tile: GemmTile, m: Any, n: Any) -> Any:
+    """How many of B's rows, the output's columns, a GEMM's whole waves of tiles cover; M and N may be device integers.
+
+    Args:
+        tile: The configuration, whose CTAs all run at once.
+        m: Rows of A.
+        n: Rows of B.
+    """
+    height, width = tile.m * tile.cluster_m, tile.n * tile.cluster_n
+    at_once = tile.persistent_ctas // (tile.cluster_m * tile.cluster_n)
+    down, across = (m + height - 1) // height, (n + width - 1) // width
+    return down * across // at_once * at_once // down * width
 
 
 def operand_alignment(spec: TensorSpec, dense: int) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cudnn_fe.core.dtypes import dtype as element
-from cudnn_fe.core.gemm_spec import GemmTile
+from cudnn_fe.core.gemm_spec import GemmTile, full_columns
 
-__all__ = ["choose_tile", "estimate_cycles", "tile_candidates"]
+__all__ = ["choose_tile", "choose_tiles", "estimate_cycles", "tile_candidates"]
 
 STAGE_BYTES_K = 128
 PAIR_COLUMNS = 64
@@ -28,6 +28,8 @@ LAST_EXPOSED = {"identity": 2700.0, "swiglu": 3200.0}  # with ping-pong only the
 EXCHANGE = 9500.0  # sending and adding partial sums of a 128 x 256 tile
 NARROW = 1.05  # products of 128 columns or fewer, relative to wide ones
 PING_PONG = 1.05  # its products at full clock rate: tiles of half the width read more than shared memory delivers
+RELAUNCH = 1500.0  # of a second launch that starts while the first one ends
+WORTH_A_LAUNCH = 0.985  # of the time of one launch, below which the estimate is trusted to choose two
 OVERLAP = 6.6  # exponent of the norm that joins multiplying and DRAM time: infinity would be a perfect overlap
 
 
@@ -152,3 +154,43 @@ def choose_tile(
         ),
     )
     return replace(best, persistent_ctas=multiprocessors, early_launch=True)
+
+
+def choose_tiles(
+    m: int,
+    n: int,
+    k: int,
+    l: int,  # noqa: E741
+    *,
+    dtype: str,
+    epilogue: str,
+    multiprocessors: int,
+    majors: tuple[str, str] = ("k", "k"),
+) -> tuple[GemmTile, GemmTile | None]:
+    """`choose_tile`, or two tiles where a wave that is hardly filled would cost more than another launch.
+
+    The first then computes the columns of its whole waves (`full_columns`), the second the others.
+    """
+    one = choose_tile(m, n, k, l, dtype=dtype, epilogue=epilogue, multiprocessors=multiprocessors, majors=majors)
+    if l != 1 or one.split_k > 1:
+        return one, None
+
+    def cost(tile: GemmTile, columns: int) -> float:
+        return estimate_cycles(tile, m, columns, k, 1, dtype=dtype, epilogue=epilogue, multiprocessors=multiprocessors)
+
+    best: tuple[GemmTile, GemmTile | None] = (one, None)
+    least = WORTH_A_LAUNCH * cost(one, n)
+    tiles = [
+        replace(tile, persistent_ctas=multiprocessors, early_launch=True)
+        for tile in tile_candidates(m, dtype=dtype, epilogue=epilogue, majors=majors)
+        if tile.split_k == 1 and not tile.ping_pong
+    ]
+    for tile in tiles:
+        columns = full_columns(tile, m, n)
+        if not 0 < columns < n:
+            continue
+        for rest in tiles:
+            both = cost(tile, columns) + cost(rest, n - columns) - LAUNCH + RELAUNCH
+            if both < least:
+                best, least = (tile, rest), both
+    return best

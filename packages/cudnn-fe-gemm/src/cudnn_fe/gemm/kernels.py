@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile, Major, operand_alignment
-from cudnn_fe.core.gemm_tiles import choose_tile, tile_candidates
+from cudnn_fe.core.gemm_tiles import choose_tiles, tile_candidates
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec
@@ -29,7 +29,15 @@ def _major(spec: TensorSpec) -> Major:
     return "k" if spec.dense_in(1) and not (spec.shape[1] == 1 and spec.strides[0] == 1) else "mn"
 
 
-def _spec(problem: Any, where: Device, epilogue: Epilogue, *, tile: GemmTile | None, alignment: int = 16) -> GemmSpec:
+def _spec(
+    problem: Any,
+    where: Device,
+    epilogue: Epilogue,
+    *,
+    tile: GemmTile | None,
+    rest: GemmTile | None = None,
+    alignment: int = 16,
+) -> GemmSpec:
     outputs = problem.outputs
     return GemmSpec(
         a_dtype=problem.a.dtype.name,
@@ -40,6 +48,7 @@ def _spec(problem: Any, where: Device, epilogue: Epilogue, *, tile: GemmTile | N
         out_major=problem.out_major,
         epilogue=epilogue,
         tile=tile,
+        rest=rest,
         arch=where.arch,
         alignment=alignment,
     )
@@ -49,14 +58,14 @@ def _sm90_spec(problem: Any, where: Device, epilogue: Epilogue) -> GemmSpec:
     tuned = stored_choice(tuning_key(problem, where, epilogue))
     if tuned is not None:
         return _spec(problem, where, epilogue, tile=GemmTile(**tuned))
-    tile = choose_tile(
+    tile, rest = choose_tiles(
         *problem.extents,
         dtype=problem.a.dtype.name,
         epilogue=epilogue,
         multiprocessors=where.multiprocessors,
         majors=_majors(problem),
     )
-    return _spec(problem, where, epilogue, tile=tile)
+    return _spec(problem, where, epilogue, tile=tile, rest=rest)
 
 
 def _majors(problem: Any) -> tuple[Major, Major]:

@@ -13,6 +13,7 @@ _OPS = (
     "unfused.op:FORWARD",
     "glu.op:FORWARD",
     "glu_gradient.op:GLU_GRADIENT",
+    "row_sums.op:ROW_SUMS",
     "glu_scaled.op:SCALED",
     "dglu.op:BACKWARD",
     "wgrad.op:WGRAD",

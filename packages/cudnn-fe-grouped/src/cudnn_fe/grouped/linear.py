@@ -8,7 +8,8 @@ from cudnn_fe.core.arrays import astype
 from cudnn_fe.core.call import Permuted, call
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.forms import permuted
-from cudnn_fe.grouped.groups import Groups, of_rows, sum_rows
+from cudnn_fe.grouped.groups import Groups, of_rows
+from cudnn_fe.grouped.row_sums import row_sums
 
 __all__ = ["contiguous", "form_of", "linear_gradients", "product", "weight_gradient"]
 
@@ -94,5 +95,5 @@ def linear_gradients(
         # Not from the forward's sums divided by alpha, which may be zero.
         back = product(contiguous(astype(ds, kind)), transposed, offsets, ones, form=turned, backend=backend)
         dots = xp.sum(back * xp.where(groups.inside[:, None], astype(a, "float32"), 0.0), axis=1)
-        dalpha = sum_rows(xp, groups, dots[:, None])[:, 0]
+        dalpha = row_sums(dots[:, None], offsets, backend=backend)[:, 0]
     return da, db, dalpha

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from cudnn_fe.core.bench import Entrant, MemoryCase
 from cudnn_fe.grouped.arrays import BLOCK
+from cudnn_fe.grouped.dglu import grouped_gemm_glu_backward
 from cudnn_fe.grouped.glu import grouped_gemm_glu_forward
 from cudnn_fe.grouped.unfused import grouped_gemm_forward
 from cudnn_fe.grouped.wgrad import grouped_gemm_wgrad_forward
 
-__all__ = ["glu", "unfused", "wgrad"]
+__all__ = ["dglu", "glu", "unfused", "wgrad"]
 
 ROUNDINGS = 2.0**-7  # of bfloat16: of the result, and of what a rival keeps on the way
 
@@ -34,13 +35,14 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One weight of a model's experts that live on one card."""
+    """One weight of a model's experts that live on one card; JAX is timed on some: it compiles each shape anew."""
 
     name: str
     experts: int
     rows: int
     k: int
     n: int
+    in_jax: bool = False
 
     def ends(self, *, even: bool) -> list[int]:
         """Ends of the experts' rows; uneven: by Zipf's law, the experts in a fixed random order."""
@@ -53,25 +55,25 @@ class _Layer:
 
 
 _GATE_AND_UP = (
-    _Layer("64 experts of 2816", 64, 16384, 2048, 2816),
+    _Layer("64 experts of 2816", 64, 16384, 2048, 2816, in_jax=True),
+    _Layer("8 experts of 14336", 8, 16384, 4096, 14336),
     _Layer("DeepSeek-V3 gate and up", 32, 16384, 7168, 4096),
     _Layer("Qwen3-30B gate and up", 128, 65536, 2048, 1536),
-    _Layer("Mixtral 8x7B gate and up", 8, 8192, 4096, 28672),
-    _Layer("8 experts of 14336", 8, 16384, 4096, 14336),
+    _Layer("Mixtral 8x7B gate and up", 8, 8192, 4096, 28672, in_jax=True),
 )
 _DOWN = (
-    _Layer("DeepSeek-V3 down", 32, 16384, 2048, 7168),
+    _Layer("DeepSeek-V3 down", 32, 16384, 2048, 7168, in_jax=True),
     _Layer("Qwen3-30B down", 128, 65536, 768, 2048),
     _Layer("Mixtral 8x7B down", 8, 8192, 14336, 4096),
 )
-_SMALL = (_Layer("small", 4, 96, 64, 128),)
+_SMALL = (_Layer("small", 4, 96, 64, 128, in_jax=True),)
 
 
 def _cases(
     layers: Sequence[_Layer],
     make: Callable[[_Layer, str, Tensor], tuple[Any, ...]],
     ours: Callable[..., Sequence[Tensor]],
-    ways: Callable[[str, list[int], str | None], Sequence[Way]],
+    ways: Callable[[_Layer, str, list[int], str | None], Sequence[Way]],
     written: Callable[[_Layer], int],
 ) -> list[MemoryCase]:
     """Each layer with even and uneven routing.
@@ -81,7 +83,7 @@ def _cases(
         make: A set of operands of a layer on a device, with given ends.
         ours: This project's call on them, by a backend.
         ways: The others on a device, this project's by a backend; a host may know the ends.
-        written: Elements of the results.
+        written: Elements of the results, and of operands besides rows and weights.
     """
 
     def case(layer: _Layer, *, even: bool) -> MemoryCase:
@@ -101,7 +103,7 @@ def _cases(
                 return Entrant(way.who, lambda index: run(*operands[index]), defined, way.does, way.ours, way.on_host)
 
             first = Entrant("cudnn-fe", lambda index: ours(*operands[index], backend), exact, ours=True)
-            return [first, *map(entrant, ways(place, ends, backend))]
+            return [first, *map(entrant, ways(layer, place, ends, backend))]
 
         elements = layer.rows * layer.k + layer.experts * layer.n * layer.k + written(layer)
         flops = 2 * layer.rows * layer.n * layer.k
@@ -143,10 +145,10 @@ def unfused(cuda: bool) -> list[MemoryCase]:
     def ours(a: Tensor, ends: Tensor, alpha: Tensor, b: Tensor, prob: Tensor, backend: str | None) -> Sequence[Tensor]:
         return (grouped_gemm_forward(a, ends, alpha, b, prob_tensor=prob, backend=backend)["d_tensor"],)
 
-    def ways(place: str, ends: list[int], backend: str | None) -> list[Way]:
+    def ways(layer: _Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
         who, product = _torch_product(place, ends)
         found = [Way(who, "op", lambda a, ends, alpha, b, prob: (product(a, ends, b),))]
-        if find_spec("jax") is None:
+        if not layer.in_jax or find_spec("jax") is None:
             return found
         from cudnn_fe.grouped.jax_bench import products  # JAX is installed
 
@@ -163,9 +165,20 @@ def _swiglu(c: Tensor) -> Tensor:
     return (torch.nn.functional.silu(gate) * up).flatten(1)
 
 
+def _swiglu_gradient(product: Tensor, c: Tensor, prob: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up = c.float().view(c.shape[0], -1, 2, BLOCK).unbind(2)
+    product = product.float().view(gate.shape)
+    sigmoid = gate.sigmoid()
+    silu, weighted = gate * sigmoid, product * prob[:, None, None]
+    of_gate = weighted * up * (sigmoid + silu * (1 - sigmoid))
+    d = torch.stack((of_gate, weighted * silu), 2).flatten(1).to(c.dtype)
+    return d, (product * silu * up).sum((1, 2))
+
+
 @cache
-def _compiled_swiglu() -> Callable[[Tensor], Tensor]:
-    return torch.compile(_swiglu, dynamic=True)
+def _compiled(function: Callable[..., Any], place: str) -> Callable[..., Any]:
+    """Compiled for any extents; on a CPU it would need a C++ compiler, and minutes."""
+    return torch.compile(function, dynamic=True) if place == "cuda" else function
 
 
 def glu(cuda: bool) -> list[MemoryCase]:
@@ -177,9 +190,10 @@ def glu(cuda: bool) -> list[MemoryCase]:
     def alone(a: Tensor, ends: Tensor, alpha: Tensor, b: Tensor, prob: Tensor) -> Sequence[Tensor]:
         return (grouped_gemm_forward(a, ends, alpha, b, prob_tensor=prob)["d_tensor"],)
 
-    def ways(place: str, ends: list[int], _: str | None) -> list[Way]:
+    def ways(_: _Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
+        del backend
         who, product = _torch_product(place, ends)
-        activate = _compiled_swiglu() if place == "cuda" else _swiglu  # a CPU needs a C++ compiler for it, and minutes
+        activate = _compiled(_swiglu, place)
         found = [Way(f"{who} + SwiGLU", "op", lambda a, ends, alpha, b, prob: (activate(product(a, ends, b)),))]
         if place == "cuda":
             found.append(Way(who, "GEMM alone", lambda a, ends, alpha, b, prob: (product(a, ends, b),)))
@@ -188,6 +202,48 @@ def glu(cuda: bool) -> list[MemoryCase]:
 
     layers = _GATE_AND_UP if cuda else _SMALL
     return _cases(layers, _rows, ours, ways, lambda layer: layer.rows * layer.n // 2)
+
+
+def dglu(cuda: bool) -> list[MemoryCase]:
+    """SwiGLU's gradient: the next layer's weights, as its forward holds them, and what the forward kept."""
+
+    def make(layer: _Layer, place: str, ends: Tensor) -> tuple[Any, ...]:
+        columns = _normal(place, layer.experts, layer.k, layer.n, scale=layer.k**-0.5)
+        kept, prob = _normal(place, layer.rows, 2 * layer.n), torch.rand(layer.rows, device=place)
+        return _normal(place, layer.rows, layer.k), kept, ends, torch.ones(layer.experts, device=place), prob, columns
+
+    def ours(
+        dy: Tensor, c: Tensor, ends: Tensor, one: Tensor, prob: Tensor, b: Tensor, backend: str | None
+    ) -> Sequence[Tensor]:
+        dprob = torch.zeros_like(prob)
+        out = grouped_gemm_glu_backward(
+            dy, c, None, ends, one, one, prob, dprob, b, b_major="n", d_dtype=c.dtype, backend=backend
+        )
+        return out["d_row_tensor"], dprob
+
+    def alone(dy: Tensor, c: Tensor, ends: Tensor, one: Tensor, prob: Tensor, b: Tensor) -> Sequence[Tensor]:
+        del c
+        return (grouped_gemm_forward(dy, ends, one, b, b_major="n", prob_tensor=prob)["d_tensor"],)
+
+    def ways(_: _Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
+        del backend
+        who, product = _torch_product(place, ends)
+        derive = _compiled(_swiglu_gradient, place)
+
+        def unfused(dy: Tensor, c: Tensor, ends: Tensor, one: Tensor, prob: Tensor, b: Tensor) -> Sequence[Tensor]:
+            del one
+            found: Sequence[Tensor] = derive(product(dy, ends, b.transpose(1, 2)), c, prob)
+            return found
+
+        def rival(dy: Tensor, c: Tensor, ends: Tensor, one: Tensor, prob: Tensor, b: Tensor) -> Sequence[Tensor]:
+            del c, one, prob
+            return (product(dy, ends, b.transpose(1, 2)),)
+
+        found = [Way(f"{who} + its gradient", "op", unfused)]
+        return [*found, Way(who, "GEMM alone", rival), Way("cudnn-fe unfused", "GEMM alone", alone)]
+
+    layers = [replace(layer, n=layer.n // 2) for layer in _GATE_AND_UP] if cuda else _SMALL
+    return _cases(layers, make, ours, ways, lambda layer: 4 * layer.rows * layer.n)
 
 
 def wgrad(cuda: bool) -> list[MemoryCase]:
@@ -203,7 +259,9 @@ def wgrad(cuda: bool) -> list[MemoryCase]:
     def product(dy: Tensor, x: Tensor, ends: Tensor) -> Sequence[Tensor]:
         return (torch._grouped_mm(dy.T, x, offs=ends),)
 
-    def ways(place: str, ends: list[int], _: str | None) -> list[Way]:
+    def ways(_: _Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
+        del backend
+
         def loop(dy: Tensor, x: Tensor, _: Tensor) -> Sequence[Tensor]:
             begins = [0, *ends[:-1]]
             return (torch.stack([dy[i:j].T @ x[i:j] for i, j in zip(begins, ends, strict=True)]),)

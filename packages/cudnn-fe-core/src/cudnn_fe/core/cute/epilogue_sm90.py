@@ -23,11 +23,13 @@ from cudnn_fe.core.cute.numerics import element_type
 __all__ = [
     "BlockPlace",
     "Epilogue",
-    "FetchingEpilogue",
     "Output",
+    "ReadingEpilogue",
     "fragment_column",
     "fragment_row",
     "identity_epilogue",
+    "load_fragment",
+    "store_fragment",
     "swiglu_epilogue",
 ]
 
@@ -50,27 +52,6 @@ class BlockPlace(NamedTuple):
     end: Int32
     batch: Int32
     thread: Int32
-
-
-class FetchingEpilogue(ABC):
-    """An epilogue that reads a tensor, some blocks ahead of its use: the first ones before the products of a tile.
-
-    Attributes:
-        ahead: How many blocks.
-    """
-
-    ahead: int
-
-    @abstractmethod
-    def fetch(self, where: BlockPlace, arguments: Any) -> Any:
-        """Issue a block's loads, and return what they bring."""
-
-    @abstractmethod
-    def __call__(self, block: cute.Tensor, where: BlockPlace, arguments: Any, fetched: Any) -> tuple[cute.Tensor, ...]:
-        """The outputs' fragments."""
-
-
-Epilogue = Callable[[cute.Tensor, BlockPlace, Any], tuple[cute.Tensor, ...]] | FetchingEpilogue
 
 
 @dataclass(frozen=True)
@@ -103,12 +84,11 @@ class Output:
         atom = swizzled_atom(self.element, 64 if along_m else self.columns, along_m)
         return cute.tile_to_shape(atom, (64, self.columns, slots), order=(1, 0, 2) if along_m else (0, 1, 2))
 
-    def fragment_store(self) -> cute.TiledCopy:
-        """The copy of a warpgroup's fragment, in accumulator layout, to shared memory."""
+    def fragment_copy(self, matrix_op: Any) -> cute.TiledCopy:
+        """The copy between a warpgroup's fragment, in accumulator layout, and shared memory; 16 bits by `matrix_op`."""
         along_m = self.major == "m"
         if self.element.width == 16:
-            op: Any = warp.StMatrix8x8x16bOp(along_m, 4)
-            atom = cute.make_copy_atom(op, self.element)
+            atom = cute.make_copy_atom(matrix_op(along_m, 4), self.element)
         else:
             pair = self.element.width * (1 if along_m else 2)
             atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.element, num_bits_per_copy=pair)
@@ -116,6 +96,25 @@ class Output:
             element_type("bfloat16"), element_type("bfloat16"), ("k", "k"), self.columns, (1, 1)
         )
         return cute.make_tiled_copy_C(atom, layout_mma)
+
+
+class ReadingEpilogue(ABC):
+    """An epilogue that reads a tensor that lies as an output would; TMA brings its blocks ahead of their use.
+
+    Attributes:
+        source: That tensor's blocks.
+    """
+
+    source: Output
+
+    @abstractmethod
+    def __call__(
+        self, block: cute.Tensor, where: BlockPlace, arguments: Any, read: cute.Tensor
+    ) -> tuple[cute.Tensor, ...]:
+        """The outputs' fragments; `read` is the thread's float32 part of the source's block, laid as an output's."""
+
+
+Epilogue = Callable[..., tuple[cute.Tensor, ...]]
 
 
 def identity_epilogue(block: cute.Tensor, where: BlockPlace, alpha: Float32) -> tuple[cute.Tensor, ...]:
@@ -148,10 +147,21 @@ def fragment_column(thread: Int32, index: int) -> Int32:
 
 def store_fragment(output: Output, fragment: cute.Tensor, smem: cute.Tensor, thread: Int32) -> None:
     """Converts one thread's fragment and writes it to its place in `smem` (64, columns)."""
-    copy = output.fragment_store()
+    copy = output.fragment_copy(warp.StMatrix8x8x16bOp)
     target = copy.get_slice(thread).partition_D(smem)
     converted = cute.make_rmem_tensor(((2, 2, output.columns // 8), 1, 1), output.element)
     flat = cute.make_tensor(converted.iterator, cute.make_layout(cute.size(converted)))
     values = cute.make_tensor(fragment.iterator, cute.make_layout(cute.size(converted)))
     flat.store(values.load().to(output.element))
     cute.copy(copy, copy.retile(converted), target)
+
+
+def load_fragment(output: Output, smem: cute.Tensor, thread: Int32) -> cute.Tensor:
+    """One thread's float32 fragment of a block in `smem` (64, columns): what `store_fragment` would have stored."""
+    copy = output.fragment_copy(warp.LdMatrix8x8x16bOp)
+    stored = cute.make_rmem_tensor(((2, 2, output.columns // 8), 1, 1), output.element)
+    cute.copy(copy, copy.get_slice(thread).partition_S(smem), copy.retile(stored))
+    flat = cute.make_layout(cute.size(stored))
+    fragment = cute.make_rmem_tensor(flat, Float32)
+    fragment.store(cute.make_tensor(stored.iterator, flat).load().to(Float32))
+    return fragment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import cutlass
 from cuda.bindings.driver import CUstream
@@ -10,7 +10,7 @@ from cutlass import Float32, Int32, cute, pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from cudnn_fe.core.cute import epilogue_sm90, mainloop_sm90, split_k
-from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Epilogue, FetchingEpilogue, Output
+from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Epilogue, Output, ReadingEpilogue
 from cudnn_fe.core.cute.gemm_layout import DenseGemm, Extents, GemmLayout, Rank, TilePlace
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.tma import TmaTile, k_tiles, load_tile, store_tile, tile_at
@@ -27,6 +27,14 @@ STORE_BARRIER = 1
 TURN_BARRIER = 3
 
 
+class _Source(NamedTuple):
+    """What the epilogue reads: its loads, its buffers in shared memory, and a barrier for each of them."""
+
+    load: TmaTile
+    buffers: cute.Tensor
+    barriers: cute.Pointer
+
+
 class GemmSm90:
     """A GEMM for one `GemmSpec`, its outputs and its epilogue.
 
@@ -36,6 +44,7 @@ class GemmSm90:
         epilogue: The function from a block of accumulators to the outputs' fragments.
         block_columns: Accumulator columns that one call of the epilogue sees.
         layout: How the tensors lie, and which tiles there are.
+        part: ``"first"`` and ``"rest"`` for two launches that share the work: see `gemm_in_waves`.
 
     With K split, a cluster works on one output tile and then exits: its partial sums travel through the stages' memory.
     """
@@ -47,8 +56,10 @@ class GemmSm90:
         epilogue: Epilogue,
         block_columns: int,
         layout: GemmLayout = DenseGemm(),  # noqa: B008
+        part: Literal["whole", "first", "rest"] = "whole",
     ) -> None:
         tile = spec.tile or GemmTile()
+        self.part = part
         self.spec, self.tile, self.outputs, self.epilogue = spec, tile, outputs, epilogue
         self.block_columns = block_columns
         self.layout = layout
@@ -61,7 +72,8 @@ class GemmSm90:
         self.warpgroup_columns = tile.n // tile.warpgroups_n
         self.row_blocks = tile.m // (64 * tile.warpgroups_m)
         self.blocks = self.warpgroup_columns // block_columns
-        self.ahead = epilogue.ahead if isinstance(epilogue, FetchingEpilogue) else 0
+        self.sources = (epilogue.source,) if isinstance(epilogue, ReadingEpilogue) else ()
+        self.source_slots = self._source_slots()
         self.values = block_columns // 2
         self.cluster = (tile.cluster_m, tile.cluster_n, tile.split_k)
         self.a_rows = tile.fetched_m or tile.m
@@ -70,10 +82,23 @@ class GemmSm90:
         self.stage_bytes = (tile.m + tile.n) * mainloop_sm90.STAGE_BYTES_K
         slot_bytes = self.consumers * sum(output.bytes for output in outputs)
         free = SMEM_BYTES - BARRIER_BYTES
+        free -= self.consumers * self.source_slots * sum(source.bytes for source in self.sources)
         self.slots, self.stages = self._share(free, slot_bytes, self.row_blocks * self.blocks)
         mailbox_bytes = split_k.mailbox_bytes(self.blocks, self.values, tile.split_k) * self.consumers
         if tile.split_k > 1 and (mailbox_bytes > self.stages * self.stage_bytes or self.row_blocks > 1):
             raise ValueError(f"K split in {tile.split_k} needs more shared memory than the stages of {tile} have")
+
+    def _source_slots(self) -> int:
+        """Buffers of each warpgroup for the blocks that the epilogue reads.
+
+        Each is filled an even number of times a tile, so that its barrier's phase follows from the block alone.
+        """
+        if not self.sources:
+            return 0
+        blocks = self.row_blocks * self.blocks
+        if self.tile.split_k > 1 or blocks % 2:
+            raise ValueError(f"{self.tile}: an epilogue that reads wants an even number of blocks, and all of K")
+        return 2 if blocks % 4 == 0 else 1
 
     def _share(self, free: int, slot_bytes: int, blocks: int) -> tuple[int, int]:
         """Slots for stored blocks and stages for operands in the shared memory there is.
@@ -107,6 +132,7 @@ class GemmSm90:
         outs: tuple[cute.Tensor, ...],
         arguments: Any,
         tables: tuple[cute.Tensor, ...] = (),
+        sources: tuple[cute.Tensor, ...] = (),
     ) -> None:
         """Launches on `stream`. No extent may be 0.
 
@@ -117,6 +143,7 @@ class GemmSm90:
             outs: In the order of `outputs`.
             arguments: What the epilogue gets.
             tables: What the layout's schedule reads.
+            sources: What the epilogue reads besides, if it does.
         """
         tile = self.tile
         extents = self.layout.extents(a, b, tables)
@@ -128,10 +155,14 @@ class GemmSm90:
         for output, out in zip(self.outputs, outs, strict=True):
             view = self.layout.store_view(out, output.major)
             stores.append(store_tile(view, cute.slice_(output.smem_layout(1), (None, None, 0)), (64, output.columns)))
+        reads = []
+        for described, source in zip(self.sources, sources, strict=True):
+            view, block = self.layout.store_view(source, described.major), (64, described.columns)
+            reads.append(load_tile(view, described.smem_layout(1), block, 1))
         clusters = self.layout.most_tiles(extents, self.cta_tile, self.cluster)
         if cutlass.const_expr(tile.split_k == 1):
             clusters = cutlass.min(clusters, tile.persistent_ctas // cute.size(self.cluster))
-        self.kernel(load_a, load_b, tuple(stores), self.tiled_mma(), extents, arguments, tables).launch(
+        self.kernel(load_a, load_b, tuple(stores), tuple(reads), self.tiled_mma(), extents, arguments, tables).launch(
             grid=(tile.cluster_m, tile.cluster_n, tile.split_k * clusters),
             block=(self.threads, 1, 1),
             cluster=self.cluster,
@@ -146,6 +177,7 @@ class GemmSm90:
         load_a: TmaTile,
         load_b: TmaTile,
         stores: tuple[TmaTile, ...],
+        reads: tuple[TmaTile, ...],
         tiled_mma: cute.TiledMma,
         extents: Extents,
         arguments: Any,
@@ -158,8 +190,8 @@ class GemmSm90:
         if warp == 0:
             cpasync.prefetch_descriptor(load_a.atom)
             cpasync.prefetch_descriptor(load_b.atom)
-            for store in stores:
-                cpasync.prefetch_descriptor(store.atom)
+            for other in stores + reads:
+                cpasync.prefetch_descriptor(other.atom)
 
         smem = cutlass.memory.SmemAllocator()
         barriers = smem.allocate_array(cutlass.Int64, 2 * self.stages, byte_alignment=16)
@@ -170,6 +202,16 @@ class GemmSm90:
         for output in self.outputs:
             layout = output.smem_layout(self.slots * self.consumers)
             sOuts.append(smem.allocate_tensor(output.element, layout.outer, 1024, swizzle=layout.inner))
+        sources = []
+        for described, read in zip(self.sources, reads, strict=True):
+            count = self.source_slots * self.consumers
+            filled = smem.allocate_array(cutlass.Int64, count, byte_alignment=16)
+            layout = described.smem_layout(count)
+            buffers = smem.allocate_tensor(described.element, layout.outer, 1024, swizzle=layout.inner)
+            sources.append(_Source(read, buffers, filled))
+            if thread == 0:
+                for index in cutlass.range_constexpr(count):
+                    cute.arch.mbarrier_init(filled + index, 1)
 
         cluster_layout = cute.make_layout((1, *self.cluster))
         rank = tuple(cute.arch.block_in_cluster_idx())
@@ -185,7 +227,7 @@ class GemmSm90:
         )
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
 
-        if cutlass.const_expr(self.tile.early_launch and len(tables) > 0):
+        if cutlass.const_expr(self.tile.early_launch and len(tables) + len(reads) > 0):
             cute.arch.griddepcontrol_wait()  # the previous kernel may write what the schedule and the epilogue read
         tiles = self.layout.schedule(extents, tables, self.cta_tile, self.cluster, self.tile.group_m)
         first = cute.arch.block_idx()[2] // self.tile.split_k
@@ -205,7 +247,9 @@ class GemmSm90:
             if cutlass.const_expr(self.consumers == 2):
                 cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             consumer = warpgroup_index - 1
-            self.multiply_tiles(ring, tiles, first, step, rank, tiled_mma, sA, sB, stores, sOuts, consumer, arguments)
+            self.multiply_tiles(
+                ring, tiles, first, step, rank, tiled_mma, sA, sB, stores, sOuts, tuple(sources), consumer, arguments
+            )
 
     @cute.jit
     def load_tiles(
@@ -229,15 +273,21 @@ class GemmSm90:
         a_mask = a_mask if self.tile.cluster_n > 1 else None
         b_mask = b_mask if self.tile.cluster_m > 1 else None
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
-        if cutlass.const_expr(self.tile.early_launch):
+        if cutlass.const_expr(self.tile.early_launch and self.part != "rest"):
             cute.arch.griddepcontrol_wait()  # the consumers store only what depends on these loads
+        if cutlass.const_expr(self.tile.early_launch and self.part == "first"):
+            cute.arch.griddepcontrol_launch_dependents()  # the rest's CTAs take the place of those that end
         for linear in cutlass.range(first, tiles.total(), step, unroll=1):
             at = self.layout.place(tiles, linear, rank, self.cta_tile)
             from_a = k_tiles(load_a, at.a, (self.a_rows, self.k), sA, rank[1], self.tile.cluster_n)
             from_b = k_tiles(load_b, at.b, (self.tile.n, self.k), sB, rank[0], self.tile.cluster_m)
             state = mainloop_sm90.produce(ring, state, load_a, load_b, from_a, from_b, at.k_tiles, a_mask, b_mask)
-        if cutlass.const_expr(self.tile.early_launch):
+        if cutlass.const_expr(self.tile.early_launch and self.part != "first"):
             cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(self.tile.early_launch and self.part == "rest"):
+            # Every CTA of the first part has waited for the stream before this part began. What follows in the stream
+            # waits for this part alone, so this one ends after the first.
+            cute.arch.griddepcontrol_wait()
         ring.producer_tail(state)
 
     @cute.jit
@@ -253,6 +303,7 @@ class GemmSm90:
         sB: cute.Tensor,
         stores: tuple[TmaTile, ...],
         sOuts: list[cute.Tensor],
+        sources: tuple[_Source, ...],
         consumer: Int32,
         arguments: Any,
     ) -> None:
@@ -274,7 +325,11 @@ class GemmSm90:
             column = at.n * self.tile.warpgroups_n + (consumer - turn) // self.tile.warpgroups_m
             places = [divmod(index, self.blocks) for index in range(self.row_blocks * self.blocks)]
             blocks = [(row + down, column * self.blocks + right) for down, right in places]
-            fetched = [self.fetch(at, block, arguments) for block in blocks[: self.ahead]]
+            if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0:
+                # What the last tile left here has been read: its results were stored behind a barrier.
+                for described, source in zip(self.sources, sources, strict=True):
+                    for index in cutlass.range_constexpr(self.source_slots):
+                        _read_block(source, described, at, blocks[index], consumer * self.source_slots + index)
             next_turn = None
             if cutlass.const_expr(self.tile.ping_pong):
                 # An mbarrier tells apart neighbouring laps only: waiting for a stage several laps ahead of the
@@ -288,10 +343,8 @@ class GemmSm90:
             if cutlass.const_expr(self.tile.split_k == 1):
                 for index in cutlass.range_constexpr(len(blocks)):
                     fragment = cute.make_tensor(acc.iterator + index * self.values, cute.make_layout(self.values))
-                    if cutlass.const_expr(index + self.ahead < len(blocks)):
-                        fetched.append(self.fetch(at, blocks[index + self.ahead], arguments))
-                    slot, found = index % self.slots, fetched[index]
-                    self.store(fragment, stores, sOuts, at, blocks[index], consumer, slot, arguments, found)
+                    later = blocks[index + self.source_slots :][:1]
+                    self.store(fragment, stores, sOuts, sources, at, blocks[index], later, consumer, index, arguments)
             else:
                 neighbours = self.tile.cluster_m * self.tile.cluster_n
                 first_peer = rank[0] + rank[1] * self.tile.cluster_m
@@ -301,8 +354,7 @@ class GemmSm90:
                     block = rank[2] + index * self.tile.split_k
                     if block < self.blocks:
                         place = (row, column * self.blocks + block)
-                        slot, found = index % self.slots, self.fetch(at, place, arguments)
-                        self.store(sums[index], stores, sOuts, at, place, consumer, slot, arguments, found)
+                        self.store(sums[index], stores, sOuts, (), at, place, [], consumer, index, arguments)
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     def where(self, at: TilePlace, block: tuple[Int32, Int32]) -> BlockPlace:
@@ -311,37 +363,42 @@ class GemmSm90:
         row, column = at.row + 64 * block[0], block[1] * self.block_columns
         return BlockPlace(row, column, at.begin, at.end, at.batch, thread)
 
-    def fetch(self, at: TilePlace, block: tuple[Int32, Int32], arguments: Any) -> tuple[Any, ...]:
-        """What the epilogue reads for a block besides `arguments`, if it reads anything."""
-        if not isinstance(self.epilogue, FetchingEpilogue):
-            return ()
-        return (self.epilogue.fetch(self.where(at, block), arguments),)
-
     @cute.jit
     def store(
         self,
         fragment: cute.Tensor,
         stores: tuple[TmaTile, ...],
         sOuts: list[cute.Tensor],
+        sources: tuple[_Source, ...],
         at: TilePlace,
         block: tuple[Int32, Int32],
+        later: list[tuple[Int32, Int32]],
         consumer: Int32,
-        slot: cutlass.Constexpr[int],
+        index: cutlass.Constexpr[int],
         arguments: Any,
-        fetched: Any,
     ) -> None:
-        """Runs the epilogue on a block of the tile; its row counts from the tile's, in 64s, its column from N's first.
+        """Runs the epilogue on the `index`th block of the tile.
 
-        Each warpgroup has its own buffers and barrier, so that they may drift.
+        A block's row counts from the tile's, in 64s, its column from N's first. Each warpgroup has its own buffers and
+        barrier, so that they may drift. A block's source then makes room for that of `later`, at most one block.
         """
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0
         barrier = pipeline.NamedBarrier(STORE_BARRIER + consumer, WARPGROUP)
-        results = self.epilogue(fragment, self.where(at, block), arguments, *fetched)
-        place = consumer * self.slots + slot
+        held = consumer * self.source_slots + index % max(self.source_slots, 1)
+        read = [
+            _block_read(source, described, held, index // self.source_slots % 2, thread)
+            for described, source in zip(self.sources, sources, strict=True)
+        ]
+        results = self.epilogue(fragment, self.where(at, block), arguments, *read)
+        place = consumer * self.slots + index % self.slots
         if storing_warp:
             cute.arch.cp_async_bulk_wait_group(self.slots - 1, read=True)
         barrier.arrive_and_wait()
+        if storing_warp:
+            for described, source in zip(self.sources, sources, strict=True):
+                for next_block in later:
+                    _read_block(source, described, at, next_block, held)
         for output, result, sOut in zip(self.outputs, results, sOuts, strict=True):
             epilogue_sm90.store_fragment(output, result, sOut[None, None, place], thread)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -355,3 +412,22 @@ class GemmSm90:
                 )
                 cute.copy(store.atom, tSsOut[None, place], tSgOut)
             cute.arch.cp_async_bulk_commit_group()
+
+
+def _read_block(source: _Source, described: Output, at: TilePlace, block: tuple[Int32, Int32], place: Int32) -> None:
+    """One warp's load of a block into the buffer at `place`; rows behind the group's last arrive as zeros."""
+    corner = (at.out_row + 64 * block[0], block[1] * described.columns, *at.out)
+    tile = tile_at(source.load.tensor, corner, (64, described.columns))
+    smem, gmem = cpasync.tma_partition(
+        source.load.atom, 0, cute.make_layout(1), cute.group_modes(source.buffers, 0, 2), cute.group_modes(tile, 0, 2)
+    )
+    barrier = source.barriers + place
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(barrier, described.bytes)
+    cute.copy(source.load.atom, gmem, smem[None, place], tma_bar_ptr=barrier)
+
+
+def _block_read(source: _Source, described: Output, place: Int32, phase: int, thread: Int32) -> cute.Tensor:
+    """The thread's part of the block in the buffer at `place`, once it is there."""
+    cute.arch.mbarrier_wait(source.barriers + place, phase)
+    return epilogue_sm90.load_fragment(described, source.buffers[None, None, place], thread)

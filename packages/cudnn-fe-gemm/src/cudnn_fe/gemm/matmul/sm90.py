@@ -9,7 +9,7 @@ from cutlass import Float32, cute
 
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.epilogue_sm90 import Output, identity_epilogue
-from cudnn_fe.core.cute.gemm_sm90 import GemmSm90
+from cudnn_fe.core.cute.gemm_in_waves import gemm_in_waves
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gemm_spec import GemmSpec, GemmTile
 
@@ -19,9 +19,12 @@ __all__ = ["fake_arguments", "launcher"]
 def launcher(spec: GemmSpec) -> Any:
     """The jitted ``launch(stream, a, b, d, alpha)`` of this spec."""
     (out_dtype,) = spec.out_dtypes
-    tile = spec.tile or GemmTile()
-    columns = 64 if dtype(out_dtype).bits == 16 and tile.n // tile.warpgroups_n % 64 == 0 else 32
-    gemm = GemmSm90(spec, (Output(out_dtype, spec.out_major, columns),), identity_epilogue, columns)
+
+    def outputs(tile: GemmTile) -> tuple[tuple[Output, ...], int]:
+        columns = 64 if dtype(out_dtype).bits == 16 and tile.n // tile.warpgroups_n % 64 == 0 else 32
+        return (Output(out_dtype, spec.out_major, columns),), columns
+
+    gemm = gemm_in_waves(spec, outputs, identity_epilogue)
 
     @cute.jit
     def launch(stream: CUstream, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, alpha: Float32) -> None:

@@ -9,7 +9,7 @@ from cutlass import Float32, cute
 
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.epilogue_sm90 import Output, swiglu_epilogue
-from cudnn_fe.core.cute.gemm_sm90 import GemmSm90
+from cudnn_fe.core.cute.gemm_in_waves import gemm_in_waves
 from cudnn_fe.core.gemm_spec import GemmSpec
 
 __all__ = ["fake_arguments", "launcher"]
@@ -24,7 +24,7 @@ def launcher(spec: GemmSpec) -> Any:
         Output(ab12_dtype, spec.out_major, _PAIR_COLUMNS),
         Output(c_dtype, spec.out_major, _PAIR_COLUMNS // 2),
     )
-    gemm = GemmSm90(spec, outputs, swiglu_epilogue, _PAIR_COLUMNS)
+    gemm = gemm_in_waves(spec, lambda tile: (outputs, _PAIR_COLUMNS), swiglu_epilogue)
 
     @cute.jit
     def launch(

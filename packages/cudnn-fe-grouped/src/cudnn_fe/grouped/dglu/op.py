@@ -151,4 +151,5 @@ BACKWARD = Op(
         "grouped_gemm_dglu_backward",
     ),
     jax_name="grouped_gemm_glu_jax_backward",
+    memory_cases="cudnn_fe.grouped.torch_bench:dglu",
 )

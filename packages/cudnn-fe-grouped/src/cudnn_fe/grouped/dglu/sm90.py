@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, cute
 
 from cudnn_fe.core.cute.activations import geglu_gradient, swiglu_gradient
 from cudnn_fe.core.cute.arguments import fake_tensor
-from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, FetchingEpilogue, Output, fragment_column, fragment_row
+from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Output, ReadingEpilogue, fragment_row
 from cudnn_fe.core.cute.gemm_sm90 import GemmSm90
 from cudnn_fe.core.cute.numerics import element_type
-from cudnn_fe.core.cute.vectors import load_words, widen
-from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.arrays import BLOCK
 from cudnn_fe.grouped.dglu.portable_sums import add_column_parts, add_row_parts, part_place
 from cudnn_fe.grouped.kernel_spec import RowsSpec
@@ -31,7 +29,6 @@ _PAIRS = BLOCK // 8  # pairs of neighbouring columns that a thread has of a bloc
 
 
 class _Operands(NamedTuple):
-    c: cute.Tensor
     alpha: cute.Tensor
     beta: cute.Tensor
     prob: cute.Tensor
@@ -56,7 +53,7 @@ def launcher(spec: RowsSpec) -> Any:
         outs = (d, activation) if again else (d,)
         b, tables = row_tables(spec, a, b, offsets, c.shape[1] // 2, outs)
         numbers = tuple(Float32(number) for number in numbers)
-        gemm(stream, a, b, outs, _Operands(c, alpha, beta, prob, row_parts, column_parts, numbers), tables)
+        gemm(stream, a, b, outs, _Operands(alpha, beta, prob, row_parts, column_parts, numbers), tables, (c,))
         add_row_parts(stream, row_parts, offsets, dprob, spec.zero_tail)
         if cutlass.const_expr("dbias" in spec.wanted):
             add_column_parts(stream, column_parts, offsets, Int32(a.shape[0]), dbias, PART_ROWS)
@@ -83,20 +80,18 @@ def fake_arguments(spec: RowsSpec) -> tuple[Any, ...]:
     )
 
 
-class _Gradients(FetchingEpilogue):
+class _Gradients(ReadingEpilogue):
     """D of a block of 32 columns of the product, the activation if wanted, and the parts of the sums."""
 
     def __init__(self, spec: RowsSpec) -> None:
-        self.spec = spec
-        fits = dtype(spec.c_dtype or "").bits == 16 and "activation" not in spec.wanted
-        self.ahead = 2 if fits else 0  # registers for more are not there
+        assert spec.c_dtype is not None
+        self.spec, self.source = spec, Output(spec.c_dtype, "n", 2 * BLOCK)
 
     def __call__(
-        self, block: cute.Tensor, where: BlockPlace, given: _Operands, fetched: Any
+        self, block: cute.Tensor, where: BlockPlace, given: _Operands, read: cute.Tensor
     ) -> tuple[cute.Tensor, ...]:
         spec = self.spec
-        rows, kept = self._rows(where, given)
-        gates, ups = self._forward_values(fetched, given.c.element_type)
+        rows = [where.row + fragment_row(where.thread) + 8 * half for half in range(2)]
         scale, beta = given.alpha[where.batch], given.beta[where.batch]
         probs = [given.prob[cutlass.min(row, where.end - 1)] for row in rows]
         count = cute.size(block)
@@ -108,7 +103,7 @@ class _Gradients(FetchingEpilogue):
             product = block[i] * (scale * scale)
             if spec.round_product:
                 product = product.to(element_type(spec.gemm.a_dtype)).to(Float32)
-            gate, up = gates[i] * beta, ups[i] * beta
+            gate, up = read[i] * beta, read[count + i] * beta
             if spec.activation == "geglu":
                 of_up, of_gate, value = geglu_gradient(up, gate, *given.numbers)
             else:
@@ -119,34 +114,8 @@ class _Gradients(FetchingEpilogue):
             shares[half] += product * value
         _store_row_parts(given.row_parts, shares, where)
         if "dbias" in spec.wanted:
-            _store_column_parts(given.column_parts, d, kept, where)
+            _store_column_parts(given.column_parts, d, [Int32(row < where.end) for row in rows], where)
         return (d, again) if "activation" in spec.wanted else (d,)
-
-    def _rows(self, where: BlockPlace, given: _Operands) -> tuple[list[Int32], list[Int32]]:
-        """The thread's two rows, and whether each is stored and the block's columns exist."""
-        rows = [where.row + fragment_row(where.thread) + 8 * half for half in range(2)]
-        there = Int32(2 * where.column < given.c.shape[1])
-        return rows, [Int32(row < where.end) & there for row in rows]
-
-    def fetch(self, where: BlockPlace, given: _Operands) -> Any:
-        """Words of gates and ups, by row, side, and pair of columns."""
-        kind = given.c.element_type
-        words = {}
-        for half, (row, kept) in enumerate(zip(*self._rows(where, given), strict=True)):
-            start = given.c.iterator.toint() + Int64(row) * Int64(given.c.stride[0]) * (kind.width // 8)
-            for side in range(2):
-                for pair in range(_PAIRS):
-                    column = 2 * where.column + side * BLOCK + fragment_column(where.thread, 4 * pair)
-                    address = start + Int64(column) * (kind.width // 8)
-                    words[half, side, pair] = load_words(kind, address, 2, kept)
-        return words
-
-    def _forward_values(self, fetched: Any, kind: Any) -> tuple[list[Float32], list[Float32]]:
-        """Gate and up for each value of the fragment."""
-        values = {key: widen(kind, words, 2) for key, words in fetched.items()}
-        indices = range(4 * _PAIRS)
-        gates, ups = ([values[i // 2 % 2, side, i // 4][i % 2] for i in indices] for side in range(2))
-        return gates, ups
 
 
 @cute.jit

@@ -9,8 +9,9 @@ from cudnn_fe.core.codecs.bits import namespace_of
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.grouped.glu_gradient import glu_gradient
-from cudnn_fe.grouped.groups import groups_of, keep, sum_rows
+from cudnn_fe.grouped.groups import groups_of, keep
 from cudnn_fe.grouped.linear import contiguous, form_of, linear_gradients, product
+from cudnn_fe.grouped.row_sums import row_sums
 
 __all__ = ["GRADIENT"]
 
@@ -46,8 +47,8 @@ def _backward(
         )  # fmt: skip
         ds, scaled = (through, None) if apart else (None, through)
     if bias is not None and needed[5]:
-        assert groups is not None
-        dbias = astype(xp.permute_dims(sum_rows(xp, groups, ds), (1, 0)), dtype(bias.dtype).name)
+        total = row_sums(contiguous(ds), offsets, backend=backend)
+        dbias = astype(xp.permute_dims(total, (1, 0)), dtype(bias.dtype).name)
     operands, form = (a, b, offsets, alpha), form_of(options)
     da, db, dalpha = linear_gradients(xp, groups, operands, ds, needed, backend, form, scaled)
     return da, db, None, dalpha, dprob, dbias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from cudnn_fe.core.errors import NotYetSupportedError
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.grouped.activation import gated_derivative
 from cudnn_fe.grouped.arrays import interleave, split_pairs
-from cudnn_fe.grouped.groups import Groups, groups_of, keep, of_rows, sum_rows
+from cudnn_fe.grouped.groups import groups_of, keep, of_rows
+from cudnn_fe.grouped.linear import contiguous
+from cudnn_fe.grouped.row_sums import row_sums
 from cudnn_fe.grouped.scaled.pieces import rectified
 from cudnn_fe.grouped.scaled.reference import clamped_tanh, squared
 from cudnn_fe.grouped.unfused.reference import bias_of_rows
@@ -100,22 +103,26 @@ def _backward(
             through = slope(dd if gate is None else dd * gate)
             dx = through if dx is None else dx + through
         d_shift = dx
-    return _placed(xp, groups, saved, needed, (dx * product, d_shift, dprob, by_expert, by_row))
+
+    def sums(rows: Any) -> Any:
+        return row_sums(contiguous(rows), offsets, backend=backend)
+
+    return _placed(xp, sums, saved, needed, (dx * product, d_shift, dprob, by_expert, by_row))
 
 
 def _placed(
-    xp: Any, groups: Groups, saved: tuple[Any, ...], needed: tuple[bool, ...], parts: tuple[Any, ...]
+    xp: Any, sums: Callable[[Any], Any], saved: tuple[Any, ...], needed: tuple[bool, ...], parts: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """The gradients at their operands' places, in their types."""
     scaled, d_shift, dprob, by_expert, by_row = parts
     found: list[Any] = [None] * len(needed)
     dots = xp.sum(scaled * by_row, axis=1)
     if needed[_ALPHA]:
-        found[_ALPHA] = sum_rows(xp, groups, dots[:, None])[:, 0]
+        found[_ALPHA] = sums(dots[:, None])[:, 0]
     if needed[_PROB] and saved[_PROB] is not None and dprob is not None:
         found[_PROB] = astype(dprob, dtype(saved[_PROB].dtype).name)
     if needed[_BIAS] and saved[_BIAS] is not None:
-        total = xp.permute_dims(sum_rows(xp, groups, d_shift), (1, 0))
+        total = xp.permute_dims(sums(d_shift), (1, 0))
         found[_BIAS] = astype(total, dtype(saved[_BIAS].dtype).name)
     if needed[_ROW_SCALE] and saved[_ROW_SCALE] is not None:
         found[_ROW_SCALE] = xp.sum(scaled * by_expert, axis=1)

@@ -8,8 +8,9 @@ from cudnn_fe.core.arrays import astype
 from cudnn_fe.core.codecs.bits import namespace_of
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gradient import Gradient
-from cudnn_fe.grouped.groups import groups_of, keep, sum_rows
-from cudnn_fe.grouped.linear import form_of, linear_gradients, product
+from cudnn_fe.grouped.groups import groups_of, keep
+from cudnn_fe.grouped.linear import contiguous, form_of, linear_gradients, product
+from cudnn_fe.grouped.row_sums import row_sums
 from cudnn_fe.grouped.unfused.reference import bias_of_rows
 
 __all__ = ["GRADIENT"]
@@ -44,7 +45,7 @@ def _backward(
         if needed[4] and prob is not None:
             dprob = xp.sum(ds * keep(xp, groups, bias_of_rows(xp, groups, bias)), axis=1)
         if needed[5]:
-            total = sum_rows(xp, groups, ds if gate is None else ds * gate)
+            total = row_sums(contiguous(ds if gate is None else ds * gate), offsets, backend=backend)
             dbias = astype(xp.permute_dims(total, (1, 0)), dtype(bias.dtype).name)
     da, db, dalpha = linear_gradients(xp, groups, (a, b, offsets, alpha), ds, needed, backend, form_of(options))
     return da, db, None, dalpha, dprob, dbias

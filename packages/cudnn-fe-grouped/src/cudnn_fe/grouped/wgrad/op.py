@@ -23,7 +23,7 @@ from cudnn_fe.grouped.operands import (
     require_rows,
 )
 
-__all__ = ["WGRAD", "GroupedWgrad", "require_compact", "wgrad_outputs"]
+__all__ = ["WGRAD", "GroupedWgrad", "nothing_to_sum", "require_compact", "wgrad_outputs"]
 
 
 def require_compact(spec: TensorSpec) -> None:
@@ -95,13 +95,19 @@ class GroupedWgrad(Problem):
     @property
     def degenerate(self) -> bool:
         """Nothing to sum."""
-        return 0 in (*self.a_tensor.shape, self.b_tensor.shape[1]) and self.wgrad_ptrs is None
+        return nothing_to_sum(self)
 
     @property
     def flops(self) -> int:
         """2 h i t, as if the groups filled the buffer."""
         h, t = self.a_tensor.shape
         return 2 * h * self.b_tensor.shape[1] * t
+
+
+def nothing_to_sum(problem: Any) -> bool:
+    """Whether no kernel is needed; behind addresses one writes the zeros of empty sums."""
+    (h, t), i = problem.a_tensor.shape, problem.b_tensor.shape[1]
+    return 0 in (h, i) or (t == 0 and problem.wgrad_ptrs is None)
 
 
 def wgrad_outputs(problem: Any) -> tuple[TensorSpec, ...]:

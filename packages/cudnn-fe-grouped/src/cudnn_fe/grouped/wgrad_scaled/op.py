@@ -22,7 +22,7 @@ from cudnn_fe.grouped.scaled.problem import (
     require_block,
     require_scales,
 )
-from cudnn_fe.grouped.wgrad.op import require_compact, wgrad_outputs
+from cudnn_fe.grouped.wgrad.op import nothing_to_sum, require_compact, wgrad_outputs
 
 __all__ = ["SCALED", "ScaledWgrad"]
 
@@ -127,7 +127,7 @@ class ScaledWgrad(Problem):
     @property
     def degenerate(self) -> bool:
         """Nothing to sum."""
-        return 0 in (*self.a_tensor.shape, self.b_tensor.shape[1]) and self.wgrad_ptrs is None
+        return nothing_to_sum(self)
 
     @property
     def flops(self) -> int:

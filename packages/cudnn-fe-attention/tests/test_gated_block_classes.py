@@ -118,9 +118,14 @@ def class_samples() -> tuple[list[Any], Any]:
         ({"kv_source": "paged"}, NotImplementedError, "kv_source: got 'paged'"),
         ({"quant": object()}, TypeError, "quant: got object, wanted a QuantSpec"),
         (
-            {"quant": declarations.MxQuantSpec(1.0, o_fp4=declarations.Fp4Format.NVFP4)},
+            {"quant": declarations.QuantSpec(*[1.0] * 7), "fuse_gate": True},
             NotImplementedError,
-            "quant: got FP4",
+            "fuse_gate: got True with quant, wanted both of fuse_norm_rope and fuse_gate",
+        ),
+        (
+            {"quant": declarations.MxQuantSpec(1.0, 2.0), "fuse_gate": True, "fuse_norm_rope": True},
+            NotImplementedError,
+            "scale_o: got 2.0 with a fused gate",
         ),
         ({"no_such": None}, TypeError, "unexpected keyword argument 'no_such'"),
     ],

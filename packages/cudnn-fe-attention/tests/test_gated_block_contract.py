@@ -124,6 +124,10 @@ def test_declarations_of_quantised_blocks() -> None:
         declarations.MxQuantSpec(1.0, 2.0, o_fp4=nvfp4)
     with pytest.raises(ValueError, match="block_size: got 16"):
         declarations.MxQuantSpec(1.0, block_size=16)
+    with pytest.raises(NotImplementedError, match="w_qkvg_dtype: got float8_e5m2"):
+        declarations.MxQuantSpec(1.0, w_qkvg_dtype="float8_e5m2")
+    with pytest.raises(TypeError, match="o_fp4: got str, wanted an Fp4Format"):
+        declarations.MxQuantSpec(1.0, o_fp4="nvfp4")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -156,9 +160,12 @@ def test_calls_that_are_refused(change: dict[str, Any], kind: type[Exception], m
         ({"recompute": "save_all"}, TypeError, "recompute: got str"),
         ({"thd": True}, ValueError, "thd: got True"),
         ({"seq_lens": np.zeros(2, np.int32)}, ValueError, "seq_lens: got another array"),
-        ({"quant": object()}, NotImplementedError, "quant: got a value"),
-        ({"scale_dp": 1.0}, NotImplementedError, "scale_dp: got a value"),
+        ({"quant": object()}, TypeError, "quant: got object, wanted a QuantSpec"),
+        ({"scale_dp": np.ones(1, np.float32)}, ValueError, "scale_dp: got a tensor, wanted None"),
         ({"grad_scaling": "delayed"}, ValueError, "grad_scaling: got 'delayed'"),
+        ({"grad_scaling": "sometimes"}, ValueError, "grad_scaling: got 'sometimes'"),
+        ({"grad_scale_margin_log2": 9}, ValueError, "grad_scale_margin_log2: got 9, wanted an int of 0..8"),
+        ({"grad_scale_margin_log2": 1}, ValueError, "grad_scale_margin_log2: got 1, wanted 0 but with quant"),
     ],
 )
 def test_gradients_that_are_refused(change: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from cudnn_fe.conv import causal_conv1d, causal_conv1d_update
+from cudnn_fe.conv.causal_conv1d.chunks import chunk_count
+from cudnn_fe.conv.causal_conv1d.kernels import THREADS
 from cudnn_fe.conv.causal_conv1d.op import BACKWARD, FORWARD
 from cudnn_fe.conv.causal_conv1d_update.op import UPDATE
 from cudnn_fe.core.call import bind_operands
@@ -77,6 +79,31 @@ def test_partial_sums_shrink_with_the_sequence() -> None:
     assert kernel.scratch is not None
     (partial,) = kernel.scratch(problem, kernel.specialise(problem, H200))
     assert partial.shape == (-(-problem.extents[2] // 32), 5, 64)
+
+
+@pytest.mark.parametrize(("backward", "last"), [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("extents", [(4, 4096, 8192), (1, 5120, 32768), (8, 2048, 4096), (3, 3000, 5000)])
+def test_blocks_end_together(extents: tuple[int, int, int], backward: bool, last: bool) -> None:
+    """The last wave of blocks leaves less than a quarter of the chip's time unused."""
+    case = make_case(1, 64, 64, 4, "bfloat16", channels_last=last)
+    operands: Any = (case.x, case.weight, case.bias, None, None)
+    options: Any = {"activation": "silu", "layout": "BDT"}
+    op = BACKWARD if backward else FORWARD
+    problem = bind_operands(
+        op,
+        (*operands, case.x, None) if backward else operands,
+        options | ({} if backward else {"return_final_states": False}),
+    )
+    spec: Any = op.kernels[0].specialise(problem, H200)
+    batch, channels, time = extents
+    if last:
+        unit, blocks = spec.unroll, batch * -(-channels // (spec.vector * THREADS))
+    else:
+        unit, blocks = spec.unroll * spec.vector * 32, -(-batch * channels // (THREADS // 32))
+    chunks = chunk_count(spec, blocks, time, unit, lambda condition, value, other: value if condition else other)
+    slots = spec.resident * spec.multiprocessors
+    waves = -(-blocks * chunks // slots)
+    assert blocks * chunks > 0.75 * waves * slots
 
 
 def test_an_old_gpu_is_refused_with_the_reason() -> None:

@@ -99,6 +99,35 @@ def test_other_recipes(recipe: str, direction: str) -> None:
             assert torch.equal(raw(got[f"{direction[:-1]}_{key}"]), raw(wanted[f"{direction[:-1]}_{key}"])), name
 
 
+def every_bfloat16(largest: torch.Tensor, block: int) -> torch.Tensor:
+    """A row for each of ``largest``: every bfloat16 from its 64th part to itself, in blocks that hold ``largest``."""
+    top = largest.to(torch.bfloat16).view(torch.int16).to(torch.int32)[:, None]
+    bits = (top - torch.arange(6 * 128, dtype=torch.int32)).clamp_min(0)
+    values = bits.to(torch.int16).view(torch.bfloat16)
+    both = torch.stack((values, -values), -1).reshape(len(largest), -1)
+    others = torch.nn.functional.pad(both, (0, -both.shape[1] % (block - 1))).view(len(largest), -1, block - 1)
+    first = largest.to(torch.bfloat16)[:, None, None].expand(-1, others.shape[1], 1)
+    rows = torch.cat((first, others), -1).flatten(1)
+    return torch.nn.functional.pad(rows, (0, -rows.shape[1] % 32))
+
+
+@pytest.mark.parametrize("direction", ["rows", "columns"])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "fp4_e8m0_16"])
+def test_every_quotient_rounds_to_fp4_as_defined(name: str, direction: str) -> None:
+    if name == "nvfp4":  # six times every scale, and what is too small for one
+        scales = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+        largest = torch.cat((scales[1:] * 6, 2.0 ** torch.arange(-133.0, -8.0)))
+    else:
+        largest = 1.5 * 2.0 ** torch.arange(-132.0, 127.0)
+    x = every_bfloat16(largest, FORMATS[name].block)
+    if direction == "columns":
+        x = x.T.contiguous()
+    wanted = block_scale_quantize(x, FORMATS[name], direction=direction, packed=False)
+    got = block_scale_quantize(x.cuda(), FORMATS[name], direction=direction, packed=False, backend="portable")
+    for key in (f"{direction[:-1]}_scales", f"{direction[:-1]}_codes"):
+        assert torch.equal(raw(got[key]), raw(wanted[key])), key
+
+
 @pytest.mark.parametrize("offset", [0, 1, 3, 4])
 def test_any_alignment(offset: int) -> None:
     wide = torch.full((2, 66, 300), float("nan"), dtype=torch.bfloat16, device="cuda")

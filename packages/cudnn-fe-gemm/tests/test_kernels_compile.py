@@ -25,7 +25,9 @@ from cudnn_fe.core.tuning import forget_choices, tune
 from cudnn_fe.gemm.dswiglu.op import DSWIGLU
 from cudnn_fe.gemm.kernels import sm90_candidates, tuning_key
 from cudnn_fe.gemm.matmul.op import MATMUL
+from cudnn_fe.gemm.mhc_projection.op import BACKWARD
 from cudnn_fe.gemm.swiglu.op import FORWARD
+from cudnn_fe_testkit.machine_code import stack_bytes
 
 pytestmark = pytest.mark.skipif(missing_toolchain() is not None, reason=f"no kernel compiler: {missing_toolchain()}")
 DEVICES = {
@@ -55,6 +57,15 @@ def swiglu(
     return FORWARD.bind(a, b, c_major=c_major, ab12_dtype=ab12, c_dtype="bfloat16", **DEFAULTS)
 
 
+def hyper_connections(k: int, n: int) -> Problem:
+    shapes = {"x": (512, k), "weight": (n, k), "grad_proj": (512, n + 8), "grad_r": (512, 1), "r": (512, 1)}
+    specs = [
+        TensorSpec(s, contiguous_strides(s), dtype("bfloat16" if name == "x" else "float32"), "cuda:0", 16, name)
+        for name, s in shapes.items()
+    ]
+    return BACKWARD.bind(*specs, allow_tf32=True)
+
+
 # What differs in code: types, majors, odd extents (scalar loads), a small M (another tile), the derivative's operands.
 PROBLEMS: dict[str, tuple[Op, Problem]] = {
     "swiglu bf16": (FORWARD, swiglu(4096, 512, "bfloat16")),
@@ -82,6 +93,7 @@ PROBLEMS: dict[str, tuple[Op, Problem]] = {
         DSWIGLU,
         DSWIGLU.bind(*(spec((512, n, 1), "bfloat16", "m") for n in (128, 64, 128)), dtype="bfloat16"),
     ),
+    "hyper-connections": (BACKWARD, hyper_connections(512, 24)),
 }
 
 
@@ -160,6 +172,19 @@ def test_portable_stays_within_the_base_instruction_set(tmp_path: Path) -> None:
         assert instruction in ptx, instruction
     for instruction in ("wgmma", "cp.async.bulk", "mbarrier", "tcgen05"):
         assert instruction not in ptx, instruction
+
+
+def test_hyper_connections_in_registers(tmp_path: Path) -> None:
+    """More projections than one CTA takes, and rows of any length."""
+    (kernel,) = BACKWARD.kernels
+    spec: Any = kernel.specialise(hyper_connections(97, 70), DEVICES["sm_80"])
+    assert (spec.blocks, spec.chunked, spec.access, spec.projection_access) == (4, True, 1, 1)
+    compile_now(kernel.module, spec, "sm_80", f"--keep-cubin --dump-dir={tmp_path}")
+    (cubin,) = tmp_path.glob("*.cubin")
+    assert stack_bytes(cubin.read_bytes()) == 0
+    assert kernel.scratch is not None
+    wide = BACKWARD.kernels[0].specialise(hyper_connections(512, 24), DEVICES["sm_80"])
+    assert [s.shape for s in kernel.scratch(hyper_connections(512, 24), wide)] == [(1, 24, 512)]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), list(product((1, 16, 100, 1000, 16384), (64, 4096, 57344), (64, 16384))))

@@ -16,47 +16,14 @@ import torch
 import cudnn
 from cudnn_fe.core.errors import DTypeError, NotCompiledError, NotYetSupportedError, OptionError, ShapeError
 from cudnn_fe.gemm import mhc_projection_backward, mhc_projection_jax_backward
+from cudnn_fe_testkit.hyper_connections import NAMES, case, exact, tensor
 
 M, K, N = 130, 96, 24
-NAMES = ("x", "weight", "grad_proj", "grad_r", "r")
-
-
-def case(m: int = M, k: int = K, n: int = N) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((m, k)).astype(ml_dtypes.bfloat16)
-    grad_proj = np.full((m, 32), np.nan, np.float32)  # padding is not read
-    grad_proj[:, :n] = rng.standard_normal((m, n))
-    return {
-        "x": x,
-        "weight": rng.standard_normal((n, k)).astype(np.float32),
-        "grad_proj": grad_proj,
-        "grad_r": rng.standard_normal((m, 1)).astype(np.float32),
-        "r": np.sqrt((x.astype(np.float32) ** 2).sum(1, keepdims=True) / max(k, 1)),
-    }
-
-
-def tensor(x: Any) -> torch.Tensor:
-    return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == ml_dtypes.bfloat16 else torch.tensor(x)
-
-
-def exact(given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    """Both gradients by torch's autograd in float64, with the sums of their terms' magnitudes."""
-    x, weight, grad_proj, grad_r, r = (torch.tensor(given[name].astype(np.float64)) for name in NAMES)
-    p = grad_proj[:, : weight.shape[0]]
-    x.requires_grad_()
-    weight.requires_grad_()
-    (x @ weight.T).backward(p)
-    along_r = grad_r * x.detach() / (x.shape[1] * r)
-    assert x.grad is not None
-    assert weight.grad is not None
-    dx_size = along_r.abs() + p.abs() @ weight.detach().abs()
-    dw_size = p.abs().T @ x.detach().abs()
-    return (x.grad + along_r).numpy(), weight.grad.numpy(), dx_size.numpy(), dw_size.numpy()
 
 
 @pytest.mark.parametrize("wrap", [np.asarray, tensor, jnp.asarray], ids=["numpy", "torch", "jax"])
 def test_against_float64(wrap: Any) -> None:
-    given = case()
+    given = case(M, K, N)
     out = mhc_projection_backward(**{name: wrap(x) for name, x in given.items()}, allow_tf32=True)
     assert list(out.keys()) == ["dx", "dweight"]
     dx, dweight = (np.asarray(x.float() if hasattr(x, "float") else x, np.float64) for x in out)
@@ -90,7 +57,7 @@ def test_factors_are_rounded_to_tf32() -> None:
 
 
 def test_under_jit_and_compile() -> None:
-    given = case()
+    given = case(M, K, N)
     arrays, tensors = ([f(given[name]) for name in NAMES] for f in (jnp.asarray, tensor))
     wanted = mhc_projection_backward(*tensors, allow_tf32=True)
 
@@ -119,7 +86,7 @@ def test_empty(shape: tuple[int, int, int]) -> None:
 
 
 def test_class() -> None:
-    tensors = [tensor(x) for x in case().values()]
+    tensors = [tensor(x) for x in case(M, K, N).values()]
     outs = [torch.empty(M, K, dtype=torch.bfloat16), torch.empty(N, K)]
     op: Any = cudnn.MhcProjectionBackward(*tensors, *outs, allow_tf32=True)
     workspace = torch.empty(8 * N * K * 4, dtype=torch.uint8)
@@ -145,7 +112,7 @@ def test_documented_workspace() -> None:
 
 
 def test_refusals() -> None:
-    given = case()
+    given = case(M, K, N)
     backward: Any = mhc_projection_backward
     with pytest.raises(NotYetSupportedError, match="allow_tf32: got False"):
         backward(**given)

@@ -12,6 +12,7 @@ import cudnn_fe.grouped
 from cudnn_fe_testkit.moe import sums, worst_expert
 from cudnn_fe_testkit.scaled_gemm import KINDS, numbers, wrap
 from cudnn_fe_testkit.scaled_moe import Case, check_quantised, check_results, plain_scales, raw
+from cudnn_fe_testkit.scaled_moe_backward import activation, check_amax, derivative, kept
 
 grouped: Any = cudnn_fe.grouped  # operands are handed over by name
 N = 96
@@ -21,69 +22,8 @@ KEYS = ["d_row_tensor", "d_col_tensor", "dprob_tensor", "dbias_tensor", "amax_te
         "sfd_col_tensor"]  # fmt: skip
 
 
-def kept(case: Case, width: int) -> Any:
-    """C of a forward, NaN in rows past the end."""
-    c: Any = (2 * np.random.default_rng(9).standard_normal((case.m, width))).astype(np.float32)
-    c[~case.inside] = np.nan
-    return c
-
-
-def value(act: str, c: Any) -> Any:
-    """The activation as torch's differentiable operations."""
-    if act == "srelu":
-        return torch.relu(c) ** 2
-    if act.startswith("srelu "):
-        s = float(act.removeprefix("srelu "))
-        return (s * torch.tanh(torch.relu(c) / s)) ** 2
-    gate, up = c.reshape(len(c), -1, 2, 32).unbind(2)
-    gate, up = gate.reshape(len(c), -1), up.reshape(len(c), -1)
-    if act == "swiglu":
-        return torch.sigmoid(gate) * gate * up
-    if act == "situglu":
-        return 4 * 25 * torch.tanh(gate / 4) * torch.sigmoid(gate) * torch.tanh(up / 25)
-    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
-    return torch.sigmoid(1.702 * gate) * gate * (up + 1)
-
-
-def exact(case: Case, act: str, c: Any, *, beta: bool) -> tuple[Any, Any, Any, Any]:
-    """D, its error, dprob and its error, in float64."""
-    gated = not act.startswith("srelu")
-    alpha = case.rows(case.alpha) ** (2 if gated else 1)
-    r, e_r = case.s * alpha, case.bound * np.abs(alpha) + 2.0**-22 * np.abs(case.s * alpha)
-    scale = case.rows(case.beta) if beta else 1.0
-    leaf = torch.tensor(np.nan_to_num(c.astype(np.float64)) * scale * case.inside[:, None], requires_grad=True)
-    prob = case.prob.astype(np.float64)[:, None]
-    result = value(act, leaf)
-    (steep,) = torch.autograd.grad(result, leaf, torch.ones_like(result))
-    found = result.detach().numpy()
-    slope: Any = steep.numpy()
-
-    def wide(x: Any) -> Any:
-        if not gated:
-            return x
-        return np.stack((x.reshape(len(x), -1, 32),) * 2, 2).reshape(len(x), -1)
-
-    d = wide(r * prob) * slope
-    size = np.abs(leaf.detach().numpy())
-    # The derivative's own float32 operations, on values up to a few times the operands' and their products.
-    ops = 32 * 2.0**-24 * (1 + size) * (1 + size.max(1, keepdims=True))
-    error = wide(np.abs(prob) * e_r) * np.abs(slope) + wide(np.abs(prob * r)) * ops
-    dprob = (r * found).sum(1)
-    room = (e_r * np.abs(found) + np.abs(r) * 64 * 2.0**-24 * (1 + np.abs(found)) * (1 + size.max())).sum(1)
-    return d, error, dprob, room
-
-
 def options_of(case: Case) -> dict[str, Any]:
     return {"d_dtype": "float16" if case.fp4 else "float8_e4m3fn", "sf_vec_size": case.format.block}
-
-
-def check_amax(out: Any, d: Any, case: Case, error: Any) -> None:
-    blocks = np.abs(d * case.inside[:, None]).reshape(len(d), -1, 2, 32)
-    begins = np.concatenate(([0], case.ends[:-1]))
-    for found, begin, end in zip(numbers(out["amax_tensor"])[..., 0], begins, case.ends, strict=True):
-        for which in range(2):
-            wanted = blocks[begin:end, :, which].max(initial=-np.inf)
-            assert found[which] == wanted or abs(found[which] - wanted) <= error[begin:end].max()
 
 
 @formats
@@ -95,7 +35,7 @@ def test_dswiglu(framework: str, kind: str) -> None:
         **v, c_tensor=wrap(framework, c), beta_tensor=wrap(framework, case.beta), **options
     )
     assert list(out.keys()) == [key for key in KEYS if key != "dbias_tensor"]
-    d, error, dprob, room = exact(case, "swiglu", c, beta=True)
+    d, error, dprob, room = derivative(case, "swiglu", c, beta=True)
     check_results(case, out, d, error, options["d_dtype"], "d_row_tensor")
     assert (np.abs(numbers(out["dprob_tensor"]) - dprob) <= room).all()
     if case.fp4:
@@ -116,7 +56,7 @@ def test_dglu(framework: str, act: str) -> None:
     )  # fmt: skip
     assert list(out.keys()) == KEYS
     assert out["dprob_tensor"] is buffer
-    d, error, dprob, room = exact(case, act, c, beta=act == "situglu")  # dgeglu leaves C as it is, as documented
+    d, error, dprob, room = derivative(case, act, c, beta=act == "situglu")  # dgeglu leaves C as it is, as documented
     check_results(case, out, d, error, "float8_e5m2", "d_row_tensor")
     found = np.asarray(buffer, np.float64)
     assert (np.abs(found - begin - dprob) <= room + 2.0**-22 * np.abs(dprob))[case.inside].all()
@@ -137,12 +77,13 @@ def test_dsrelu(framework: str, kind: str, clamp: float | None) -> None:
         **v, c_tensor=wrap(framework, c), generate_dbias=True, tanh_clamp_scale=clamp, **options
     )
     act = "srelu" if clamp is None else f"srelu {clamp}"
-    d, error, dprob, room = exact(case, act, c, beta=False)
+    d, error, dprob, room = derivative(case, act, c, beta=False)
     check_results(case, out, d, error, options["d_dtype"], "d_row_tensor")
     assert (np.abs(numbers(out["dprob_tensor"]) - dprob) <= room).all()
     assert worst_expert(numbers(out["dbias_tensor"])[..., 0], sums(d, case.ends)) <= 2.0**-8 + 2.0**-12
     again = (
-        value(act, torch.tensor(np.nan_to_num(c.astype(np.float64)))).numpy() * case.prob.astype(np.float64)[:, None]
+        activation(act, torch.tensor(np.nan_to_num(c.astype(np.float64)))).numpy()
+        * case.prob.astype(np.float64)[:, None]
     )
     again *= case.inside[:, None]
     room = 16 * 2.0**-24 * (np.abs(again) + np.abs(case.prob[:, None]))
@@ -207,7 +148,7 @@ def test_discrete(d_dtype: str) -> None:
         **v, **call, dprob_tensor=dprob, b_dtype="float8_e4m3fn", **options
     )
     assert list(out.keys()) == KEYS
-    wanted, error, _, _ = exact(case, "geglu", v["c_tensor"], beta=False)
+    wanted, error, _, _ = derivative(case, "geglu", v["c_tensor"], beta=False)
     check_results(case, out, wanted, error, d_dtype, "d_row_tensor")
     if d_dtype == "float8_e4m3fn":
         whole = grouped.grouped_gemm_glu_backward(**v, **dense, dprob_tensor=np.zeros(case.m, np.float32), **options)

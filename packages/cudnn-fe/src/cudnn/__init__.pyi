@@ -111,6 +111,8 @@ from cudnn_fe.gemm.swiglu import gemm_swiglu_backward as gemm_swiglu_backward
 from cudnn_fe.gemm.swiglu import gemm_swiglu_forward as gemm_swiglu_forward
 from cudnn_fe.gemm.swiglu import gemm_swiglu_jax_backward as gemm_swiglu_jax_backward
 from cudnn_fe.gemm.swiglu import gemm_swiglu_jax_forward as gemm_swiglu_jax_forward
+from cudnn_fe.gemm.swiglu_mlp import swiglu_mlp_backward as swiglu_mlp_backward
+from cudnn_fe.gemm.swiglu_mlp import swiglu_mlp_forward as swiglu_mlp_forward
 from cudnn_fe.gemm.swiglu_scaled import gemm_swiglu_scaled_forward as gemm_swiglu_scaled_forward
 from cudnn_fe.grouped.classes import GroupedGemmDgluSm100 as GroupedGemmDgluSm100
 from cudnn_fe.grouped.classes import GroupedGemmGluSm100 as GroupedGemmGluSm100

@@ -14,7 +14,7 @@ _NAMES = {
         "gemm_swiglu_forward gemm_swiglu_jax_backward gemm_swiglu_jax_forward gemm_swiglu_jax_sm100 "
         "gemm_swiglu_scaled_forward gemm_swiglu_wrapper_sm100 "
         "mhc_projection_backward gemm.mhc_projection_backward gemm.MhcProjectionBackward "
-        "gemm_proj_rope_mxfp8_forward"
+        "gemm_proj_rope_mxfp8_forward swiglu_mlp_forward swiglu_mlp_backward gemm.swiglu_mlp gemm.ops.swiglu_mlp"
     ),
     "cudnn-fe-grouped": (
         "DiscreteGroupedGemmDswigluSm100 DiscreteGroupedGemmSwigluSm100 GroupedGemmDgluSm100 "

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
+from cudnn_fe.core.codecs import packed_pairs
 from cudnn_fe.core.dtypes import dtype
 
 __all__ = ["Framework", "arrange", "convert", "normal", "poison"]
@@ -41,7 +42,7 @@ def arrange(x: np.ndarray[Any, Any], order: Sequence[int] | None = None, *, pad:
 
 
 def convert(x: np.ndarray[Any, Any], framework: Framework, device: str = "cpu") -> Any:
-    """The array in a framework, values and (but for JAX, which knows one) strides unchanged.
+    """The array in a framework, values and (but for JAX, which knows one, and FP4 of torch) strides unchanged.
 
     Args:
         x: A NumPy array, of an ml_dtypes type too.
@@ -57,6 +58,8 @@ def convert(x: np.ndarray[Any, Any], framework: Framework, device: str = "cpu") 
     import torch
 
     kind = dtype(x.dtype)
+    if kind.name == "float4_e2m1fn":  # torch's holds two elements a byte
+        return torch.from_numpy(packed_pairs(x)).view(getattr(torch, kind.torch)).to(device)
     carrier = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}[x.dtype.itemsize]
     # torch takes NumPy's own types only, and would copy a padded layout compactly to the device.
     strides = tuple(step // x.dtype.itemsize for step in x.strides)

@@ -8,17 +8,18 @@ import ml_dtypes
 import numpy as np
 
 from cudnn_fe.core.block_scale import BlockFormat, quantize, swizzle_scales
-from cudnn_fe.core.codecs import from_codes, pack_fp4
+from cudnn_fe.core.codecs import encode, from_codes, pack_fp4
 from cudnn_fe_testkit.moe import ends_of, of_rows, products
 from cudnn_fe_testkit.scaled_gemm import KINDS, numbers, wrap
 
-__all__ = ["Case", "check_quantised", "check_results", "plain_scales", "raw"]
+__all__ = ["Case", "ExactCase", "check_quantised", "check_results", "plain_scales", "raw"]
 
 K = 96  # three blocks of 32, six of 16: neither fills an atom of four
 ROUTES = {
     "uneven": ([40, 0, 97], 3),
     "one expert": ([45], 2),
     "atoms": ([128, 0, 256], 0),
+    "one row": ([1, 0, 300, 1, 128, 0, 257, 1], 41),
 }
 
 
@@ -89,6 +90,19 @@ class Case:
         arrays = {name: x.view(kind) for name, x in data.items()}
         arrays |= {name: x.view(getattr(ml_dtypes, scale)) for name, x in scales.items()}
         return plain | {name: wrap(framework, x) for name, x in arrays.items()}
+
+
+class ExactCase(Case):
+    """The same of small integers and scales near 1: every sum is exact in float32, in whatever order."""
+
+    def _operand(self, rng: Any, count: int, rows: int, k: int) -> tuple[Any, Any, Any]:
+        values = rng.integers(-2, 3, (count, rows, k)).astype(np.float32)
+        codes = encode(values, self.format.element)
+        powers = np.exp2(rng.integers(-1, 2, (count, rows, -(-k // self.format.block)))).astype(np.float32)
+        packed = np.array(swizzle_scales(encode(powers, self.format.scale)))
+        packed[np.asarray(swizzle_scales(np.ones(powers.shape, np.uint8))) == 0] = self.nan_scale
+        wide = values * powers.repeat(self.format.block, -1)[..., :k]
+        return np.array(pack_fp4(codes) if self.fp4 else codes), packed, wide.astype(np.float64)
 
 
 def plain_scales(packed: Any, rows: int, columns: int) -> Any:

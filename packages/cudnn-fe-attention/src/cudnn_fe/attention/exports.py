@@ -39,7 +39,7 @@ FAMILY = Family(
         f"{_SDPA}.op:BACKWARD",
         f"{_QAT}.op:BACKWARD",
         f"{_GATED}.op:FORWARD",
-        f"{_GATED}.op:BACKWARD",
+        f"{_GATED}.op_backward:BACKWARD",
         f"{_DSA}.indexer.op:FORWARD",
         f"{_DSA}.indexer.op:TOP_K",
         f"{_DSA}.top_k.op:FORWARD",

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, OptionTypeError, ShapeError
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.op import Problem
-from cudnn_fe.core.require import require_dtype, require_rows, require_same_device, require_shape
+from cudnn_fe.core.require import (
+    require_dtype,
+    require_finite_positive,
+    require_rows,
+    require_same_device,
+    require_shape,
+)
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, spec_of
 
 __all__ = [
     "FLOATS",
     "STATISTICS",
+    "Sign",
     "check_samples",
     "compact",
     "deliver",
@@ -31,6 +38,7 @@ __all__ = [
 ]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+Sign = Literal["any", "not negative", "positive"]  # of a factor
 STATISTICS = ("float32", "float64")  # of log-sum-exps and the like: the second beside float64 operands
 
 
@@ -174,6 +182,15 @@ def require_finite(value: Any, name: str) -> float:
     return float(value)
 
 
-def softmax_factor(q: Any, given: Any, name: str = "softmax_scale") -> float:
-    """The factor of scores: a finite number, or ``D ** -0.5`` of queries whose last dim is D."""
-    return 1.0 / math.sqrt(max(q.shape[-1], 1)) if given is None else require_finite(given, name)
+def softmax_factor(q: Any, given: Any, name: str = "softmax_scale", sign: Sign = "any") -> float:
+    """The factor of scores: a finite number of that sign, or ``D ** -0.5`` of queries whose last dim is D."""
+    if given is None:
+        return 1.0 / math.sqrt(max(q.shape[-1], 1))
+    if sign == "positive":
+        return require_finite_positive(given, name)
+    factor = require_finite(given, name)
+    if sign == "not negative" and factor < 0:
+        raise OptionError(
+            name, got=repr(given), wanted="a finite number that is not negative", remedy="pass e.g. 0.125"
+        )
+    return factor

@@ -17,6 +17,7 @@ __all__ = [
     "attend_gradients",
     "by_key",
     "by_query",
+    "largest_score_gradient",
     "log_sum_exp",
     "pull_back",
     "scores",
@@ -137,24 +138,35 @@ def pull_back(
     v: Any,
     visible: Visible,
     weights: Callable[[Any, Any, Tile], tuple[Any, Any]],
+    by_token: tuple[Any, Any, Any] | None = None,
 ) -> tuple[Any, Any, Any]:
     """``(dS K, dS^T Q, W^T dO)`` over visible pairs, where ``W, dS = weights(q . k, do . v, tile)``.
 
-    The shapes are those of Q, K and V.
+    The shapes are those of Q, K and V. ``by_token`` is Q, dO and K as these three sums over tokens read them, where a
+    format rounds them otherwise than for sums over channels.
     """
     if 0 in (*q.shape[:3], k.shape[2]):
         return xp.zeros_like(q), xp.zeros_like(k), xp.zeros_like(v)
+    if by_token is not None:  # side by side, so that every tile cuts both
+        q, do, k = (xp.concat(pair, axis=-1) for pair in zip((q, do, k), by_token, strict=True))
+        v = xp.concat((v, xp.zeros_like(v)), axis=-1)
+
+    def halves(x: Any) -> tuple[Any, Any]:
+        return (x, x) if by_token is None else (x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :])
 
     def gradients(q: Any, do: Any, k: Any, v: Any, tile: Tile) -> tuple[Any, Any, Any]:
-        x = scores(xp, q, k)
-        w, ds = (xp.where(tile.seen, y, xp.zeros_like(x)) for y in weights(x, scores(xp, do, v), tile))
-        return (
-            by_query(xp, ds, tile.seen, k, signed=True),
-            by_key(xp, ds, tile.seen, q, k.shape[1]),
-            by_key(xp, w, tile.seen, do, v.shape[1]),
+        x = scores(xp, halves(q)[0], halves(k)[0])
+        dp = scores(xp, halves(do)[0], halves(v)[0])
+        w, ds = (xp.where(tile.seen, y, xp.zeros_like(x)) for y in weights(x, dp, tile))
+        found = (
+            by_query(xp, ds, tile.seen, halves(k)[1], signed=True),
+            by_key(xp, ds, tile.seen, halves(q)[1], k.shape[1]),
+            by_key(xp, w, tile.seen, halves(do)[1], v.shape[1]),
         )
+        return found if by_token is None else tuple(xp.concat((y, xp.zeros_like(y)), axis=-1) for y in found)
 
-    return over_keys(xp, q, do, k, v, visible, gradients)
+    results = over_keys(xp, q, do, k, v, visible, gradients)
+    return halves(results[0])[0], halves(results[1])[0], halves(results[2])[0]
 
 
 def attend(
@@ -192,7 +204,21 @@ def attend(
 
 
 def attend_gradients(
-    xp: Any, do: Any, q: Any, k: Any, v: Any, lse: Any, delta: Any, visible: Visible, scale: float, io: str
+    xp: Any,
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    lse: Any,
+    delta: Any,
+    visible: Visible,
+    scale: float,
+    io: str,
+    *,
+    io_ds: str | None = None,
+    lift: Any = 1.0,
+    lift_ds: Any = 1.0,
+    by_token: tuple[Any, Any, Any] | None = None,
 ) -> tuple[Any, Any, Any]:
     """``(dQ, dK, dV)`` of `attend`.
 
@@ -207,13 +233,42 @@ def attend_gradients(
         visible: The mask.
         scale: Factor of the scores.
         io: Dtype that P and dS are rounded to before they multiply.
+        io_ds: That of dS, where it is another.
+        lift: What P is multiplied by while it is rounded, to use all of a narrow range.
+        lift_ds: Likewise dS.
+        by_token: See `pull_back`.
     """
     base = _base(xp, lse)
 
     def weights(x: Any, dp: Any, tile: Tile) -> tuple[Any, Any]:
-        p = xp.exp(scale * x - take(xp, base, tile.queries, 2)[..., None])
-        ds = p * (dp - take(xp, delta, tile.queries, 2)[..., None])
-        return round_through(p, io), round_through(ds, io)
+        p, ds = _gradient_weights(xp, x, dp, base, delta, scale, tile)
+        return round_through(lift * p, io) / lift, round_through(lift_ds * ds, io_ds or io) / lift_ds
 
-    dq, dk, dv = pull_back(xp, do, q, k, v, visible, weights)
+    dq, dk, dv = pull_back(xp, do, q, k, v, visible, weights, by_token)
     return scale * dq, scale * dk, dv
+
+
+def _gradient_weights(xp: Any, x: Any, dp: Any, base: Any, delta: Any, scale: float, tile: Tile) -> tuple[Any, Any]:
+    p = xp.exp(scale * x - take(xp, base, tile.queries, 2)[..., None])
+    return p, p * (dp - take(xp, delta, tile.queries, 2)[..., None])
+
+
+def largest_score_gradient(
+    xp: Any, do: Any, q: Any, k: Any, v: Any, lse: Any, delta: Any, visible: Visible, scale: float
+) -> Any:
+    """The largest ``|dS|`` of `attend_gradients`, as an array (1,); 0 where nothing is visible."""
+    nothing = xp.reshape(xp.sum(xp.zeros_like(q)), (1,))
+    if 0 in (*q.shape[:3], k.shape[2]):
+        return nothing
+    base = _base(xp, lse)
+
+    def start(q: Any) -> tuple[Any]:
+        return (xp.zeros_like(xp.sum(q, axis=-1)),)
+
+    def add(carry: Any, q: Any, tile: Tile) -> tuple[Any]:
+        x = scores(xp, q, take(xp, k, tile.keys, 2))
+        dp = scores(xp, take(xp, do, tile.queries, 2), take(xp, v, tile.keys, 2))
+        ds = _gradient_weights(xp, x, dp, base, delta, scale, tile)[1]
+        return (xp.maximum(carry[0], xp.max(xp.abs(xp.where(tile.seen, ds, xp.zeros_like(ds))), axis=-1)),)
+
+    return xp.reshape(xp.max(over_queries(xp, q, k.shape[2], visible, start, add)[0]), (1,))

@@ -12,6 +12,7 @@ __all__ = [
     "ANY_LAYOUT",
     "FLOATS",
     "canonical_activation",
+    "lie_whole",
     "require_dtype",
     "require_index",
     "require_parameter",
@@ -79,6 +80,16 @@ def vector_length(dim: int, *specs: TensorSpec, itemsize: int) -> int:
         ):
             length //= 2
     return length
+
+
+def lie_whole(tensor: TensorSpec, channels: int) -> bool:
+    """Whether the taps or lanes (..., D, L) of so many neighbouring channels are an aligned piece for vector loads."""
+    count, size = tensor.shape[-1], tensor.dtype.itemsize
+    piece = channels * count * size
+    aligned = min(piece & -piece, _VECTOR_BYTES)
+    compact = (count == 1 or tensor.strides[-1] == 1) and tensor.strides[-2] == count
+    outer = all(step * size % aligned == 0 for step in tensor.strides[:-2])
+    return compact and outer and tensor.alignment >= aligned
 
 
 def canonical_activation(given: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""What the convolution's kernels share: addresses, vectors, the activation, and where a token stands in its sequence.
+"""What the convolution's kernels share: addresses, vectors, sums of samples times taps, and the activation.
 
 Sums are float32, float64 for float64 ("wide"). Vectors lie along channels or along time.
 """
@@ -6,34 +6,39 @@ Sums are float32, float64 for float64 ("wide"). Vectors lie along channels or al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
-import cutlass
-from cutlass import Float32, Float64, Int32, Int64, cute
+from cutlass import Float32, Float64, Int64, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.core.cute.activations import sigmoid
 from cudnn_fe.core.cute.numerics import element_type
-from cudnn_fe.core.cute.ptx_base import assemble
 
 __all__ = [
     "THREADS",
-    "Cursor",
     "Typed",
     "View",
     "activated",
-    "advance",
     "at",
+    "bundle",
     "ceil_div",
-    "check_offsets",
     "column",
+    "dot",
     "fake",
     "fill",
+    "keep_rows",
+    "launch_limits",
+    "load_parameters",
+    "load_shift",
+    "load_taps",
+    "picked",
     "put",
     "raw",
     "read",
     "read_states",
-    "seek",
+    "registers",
+    "rows_of",
     "sequence_view",
     "slope",
     "states_view",
@@ -158,6 +163,58 @@ def zeros(spec: Typed, count: int) -> list[Any]:
     return [wide_type(spec.x_dtype)(0.0) for _ in range(count)]
 
 
+def registers(spec: Typed, count: int) -> Any:
+    """Wide zeros in registers that branches may write to; one where none is wanted."""
+    made = cute.make_rmem_tensor(max(count, 1), wide_type(spec.x_dtype))
+    fill(made, 0, zeros(spec, max(count, 1)))
+    return made
+
+
+def rows_of(held: Any, rows: int, count: int) -> list[list[Any]]:
+    """Registers as rows of ``count`` values."""
+    return [[held[row * count + i] for i in range(count)] for row in range(rows)]
+
+
+def keep_rows(held: Any, rows: list[list[Any]], first: int = 0) -> None:
+    """Back from rows to registers, from row ``first`` on."""
+    for index, row in enumerate(rows):
+        fill(held, (first + index) * len(row), row)
+
+
+def load_taps(spec: Any, weight: Any, channel: Any, count: int) -> list[list[Any]]:
+    """Taps of ``count`` channels by (tap, channel), oldest first."""
+    width = spec.width
+    if spec.whole_taps and count == spec.vector:
+        whole = read(spec, weight.element_type, column(weight, channel), count * width)
+        return [[whole[i * width + tap] for i in range(count)] for tap in range(width)]
+    return [
+        [read(spec, weight.element_type, column(weight, channel + i, tap), 1)[0] for i in range(count)]
+        for tap in range(width)
+    ]
+
+
+def load_shift(spec: Typed, bias: Any, channel: Any, count: int) -> Any:
+    """The bias of ``count`` channels, or None."""
+    if bias is None:
+        return None
+    return [read(spec, bias.element_type, column(bias, channel + i), 1)[0] for i in range(count)]
+
+
+def load_parameters(spec: Any, weight: Any, bias: Any, channel: Any, count: int) -> tuple[Any, Any]:
+    """Taps as `load_taps`, and the bias as `load_shift`."""
+    shift = load_shift(spec, bias, channel, count)
+    return load_taps(spec, weight, channel, count), shift
+
+
+def dot(samples: list[list[Any]], taps: list[list[Any]], shift: Any) -> list[Any]:
+    """Each channel's bias and its samples times taps, added oldest first."""
+    totals = shift
+    for sample, tap in zip(samples, taps, strict=True):
+        terms = [sample[i] * tap[i] for i in range(len(tap))]
+        totals = terms if totals is None else [total + term for total, term in zip(totals, terms, strict=True)]
+    return totals
+
+
 def read_states(spec: Typed, tensor: Any, sequence: Any, channel: Any, lane: Any, count: int) -> list[Any]:
     """One lane of the states of ``count`` channels, as wide values."""
     states = states_view(tensor)
@@ -183,82 +240,24 @@ def slope(z: Any) -> Any:
     return gate * (one + z * (one - gate))
 
 
-class Cursor:
-    """The sequence that a token is of: a register tensor (number, first token, end) that only moves forward.
-
-    Attributes:
-        packed: Whether offsets say where sequences lie; else each row is one.
-        offsets: The offsets.
-        count: Number of packed sequences.
-        place: The registers.
-    """
-
-    def __init__(self, packed: bool, offsets: Any, row: Any, time: Any) -> None:
-        self.packed, self.offsets = packed, offsets
-        self.count = Int32(offsets.shape[0]) - 1 if packed else None
-        self.place = cute.make_rmem_tensor(3, Int32)
-        self.place[0], self.place[1], self.place[2] = Int32(row), Int32(0), Int32(time)
-
-    @property
-    def sequence(self) -> Any:
-        """Number of the sequence."""
-        return self.place[0]
-
-    @property
-    def start(self) -> Any:
-        """Its first token."""
-        return self.place[1]
-
-    @property
-    def end(self) -> Any:
-        """One past its last token."""
-        return self.place[2]
+def picked(t: SimpleNamespace, names: Sequence[str]) -> tuple[Any, ...]:
+    """The named tensors, None for absent ones: what a kernel takes as one argument."""
+    return tuple(getattr(t, name, None) for name in names)
 
 
-@cute.jit
-def seek(cursor: Any, token: Int32) -> None:
-    """Go to the sequence of a token."""
-    if cutlass.const_expr(cursor.packed):
-        low, high = Int32(0), Int32(cursor.count)
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if Int32(cursor.offsets[middle]) <= token:
-                low = middle
-            else:
-                high = middle
-        _enter(cursor, low, token)
+def bundle(names: Sequence[str], tensors: Sequence[Any]) -> SimpleNamespace:
+    """What `picked` picked, by name again."""
+    return SimpleNamespace(**dict(zip(names, tensors, strict=True)))
 
 
-@cute.jit
-def advance(cursor: Any, token: Int32) -> None:
-    """Go on to the sequence of a token at or after the last one."""
-    if cutlass.const_expr(cursor.packed):
-        if token >= cursor.end:
-            number, end = Int32(cursor.sequence), Int32(cursor.end)
-            while token >= end and number < cursor.count - 1:
-                number += 1
-                end = Int32(cursor.offsets[number + 1])
-            _enter(cursor, number, token)
-
-
-def _enter(cursor: Any, number: Any, token: Any) -> None:
-    cursor.place[0] = number
-    # A bad offset must not become a bad address.
-    cursor.place[1] = cutlass.max(cutlass.min(Int32(cursor.offsets[number]), token), Int32(0))
-    cursor.place[2] = Int32(cursor.offsets[number + 1])
-
-
-@cute.jit
-def check_offsets(offsets: Any, time: Int32) -> None:
-    """One block's threads trap unless the offsets run from 0 to ``time`` without decreasing."""
-    thread, _, _ = cute.arch.thread_idx()
-    count = Int32(offsets.shape[0]) - 1
-    bad = Int32(offsets[0]) != 0 or Int32(offsets[count]) != time
-    for turn in cutlass.range((count - thread + THREADS - 1) // THREADS, unroll=1):
-        index = thread + turn * THREADS
-        bad = bad or Int32(offsets[index + 1]) < Int32(offsets[index])
-    if bad:
-        assemble("trap;", [], [])
+def launch_limits(spec: Any, stream: Any) -> dict[str, Any]:
+    """Launch arguments of a kernel whose spec says how many of its blocks are to be resident."""
+    return {
+        "block": (THREADS, 1, 1),
+        "stream": stream,
+        "min_blocks_per_mp": spec.resident,
+        "preferred_smem_carveout": -1,  # the driver's choice; without it the compiler asks a GPU
+    }
 
 
 def fake(dtype: str, rank: int) -> Any:

@@ -106,6 +106,12 @@ def _torch_step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tenso
     return torch.nn.functional.silu((history * weight).sum(-1) + bias)
 
 
+def _fla_step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    function = importlib.import_module("fla.modules.convolution").causal_conv1d_update
+    y: Tensor = function(x, state, weight=weight, bias=bias, activation="silu")[0]
+    return y
+
+
 def update(cuda: bool) -> list[MemoryCase]:
     """One token of each row, on a cache of four samples."""
     cases = []
@@ -120,5 +126,6 @@ def update(cuda: bool) -> list[MemoryCase]:
 
         nbytes = 2 * channels * (rows * (2 + 2 * _WIDTH) + _WIDTH + 1)
         name = f"{rows} rows of {channels} channels"
-        cases.append(operand_case(name, (rows, channels), nbytes, make, ours, compiled_and_eager(_torch_step)))
+        rivals = (Rival("fla", _fla_step, module="fla"), *compiled_and_eager(_torch_step))
+        cases.append(operand_case(name, (rows, channels), nbytes, make, ours, rivals))
     return cases

@@ -29,7 +29,7 @@ EXCHANGE = 9500.0  # sending and adding partial sums of a 128 x 256 tile
 NARROW = 1.05  # products of 128 columns or fewer, relative to wide ones
 PING_PONG = 1.05  # its products at full clock rate: tiles of half the width read more than shared memory delivers
 RELAUNCH = 1500.0  # of a second launch that starts while the first one ends
-WORTH_A_LAUNCH = 0.975  # of the time of one launch, below which the estimate is trusted to choose two
+WORTH_A_LAUNCH = 0.985  # of the time of one launch, below which the estimate is trusted to choose two
 OVERLAP = 6.6  # exponent of the norm that joins multiplying and DRAM time: infinity would be a perfect overlap
 
 

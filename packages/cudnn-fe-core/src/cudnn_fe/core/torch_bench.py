@@ -66,6 +66,7 @@ def operand_case(
     rivals: Sequence[Rival],
     *,
     allowed: float = ONE_ROUNDING,
+    flops: int = 0,
 ) -> MemoryCase:
     """A case of bfloat16 operands.
 
@@ -77,6 +78,7 @@ def operand_case(
         ours: Called as ``ours(*operands, backend=...)``.
         rivals: Who else takes the operands.
         allowed: As `MemoryCase` has it.
+        flops: Likewise.
     """
 
     def entrants(place: str, sets: int, backend: str | None) -> list[Entrant]:
@@ -98,7 +100,7 @@ def operand_case(
                 found.append(Entrant(rival.who, partial(call, rival.run), wanted, does=rival.does))
         return found
 
-    return MemoryCase(name, shape, "bfloat16", int(nbytes), allowed, entrants)
+    return MemoryCase(name, shape, "bfloat16", int(nbytes), allowed, entrants, flops)
 
 
 def results_of(found: Any) -> Sequence[Tensor]:

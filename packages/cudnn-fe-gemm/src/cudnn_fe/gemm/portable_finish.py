@@ -6,16 +6,17 @@ read once; that it lies in memory at all is what fused epilogues would save.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from cudnn_fe.core.cute.activations import swiglu
+from cudnn_fe.core.cute.activations import rectified, swiglu
 from cudnn_fe.core.cute.amax import clear_amax, fold_amax
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
-from cudnn_fe.core.cute.block_quantize import BlockQuantizer, quantize_tile, store_codes
+from cudnn_fe.core.cute.block_quantize import BlockQuantizer, quantize_tile
 from cudnn_fe.core.cute.block_tiles import (
     SIDE,
     THREADS,
@@ -24,7 +25,7 @@ from cudnn_fe.core.cute.block_tiles import (
     ScalePlace,
     lane_place,
     load_vector,
-    store_vector_bytes,
+    store_rows,
     tile_walk,
 )
 from cudnn_fe.core.cute.exact import add, multiply, subtract
@@ -154,8 +155,8 @@ class Finish:
         probs = self.row_factors(self.operand(inputs, "prob"), matrix, at)
         results = []
         for row, prob in zip(sums, probs, strict=True):
-            rectified = [_rectified(value) for value in row]
-            results.append([multiply(multiply(r, r), prob) for r in rectified])
+            positive = [rectified(value) for value in row]
+            results.append([multiply(multiply(r, r), prob) for r in positive])
         self.result(results, matrix, at, inputs, outputs[1], outputs[3])
         fold_amax(outputs[2].iterator.toint(), _flat(results))
 
@@ -167,8 +168,8 @@ class Finish:
         totals = []
         for j, (row, prob) in enumerate(zip(sums, probs, strict=True)):
             gradients = self.load(upstream, matrix, at, j)
-            rectified = [_rectified(value) for value in row]
-            pairs = list(zip(rectified, gradients, strict=True))
+            positive = [rectified(value) for value in row]
+            pairs = list(zip(positive, gradients, strict=True))
             results.append([multiply(add(r, r), multiply(g, prob)) for r, g in pairs])
             total = Float32(0.0)
             for r, g in pairs:
@@ -216,7 +217,7 @@ class Finish:
             place = ScalePlace(columns, 32, packed=False)
             scaled = quantize_tile(quantizer, place, values, None, scales.iterator.toint(), matrix, at)
             target = Matrix(codes.iterator.toint(), Int64(0), Int64(matrix.columns), matrix.rows, matrix.columns)
-            store_codes(quantizer, place, scaled, target, matrix, at, SIDE)
+            store_rows(target, "float8_e4m3fn", scaled, at, SIDE, self.native, 8)
 
     def turned(self, values: list[Any], inputs: Any, at: Any, j: int, vector: Any, wanted: Any) -> list[Any]:
         """A row's eight columns of the rotated tile, whose pairs its eight lanes hold side by side.
@@ -261,10 +262,7 @@ class Finish:
         quantizer = BlockQuantizer(self.spec.quantised, "float8_e8m0fnu", "epilogue", self.spec.quotient, self.native)
         place = ScalePlace(columns=False, block=32, packed=True)
         scaled = quantize_tile(quantizer, place, values, self.factor(inputs), scales.iterator.toint(), matrix, at)
-        if self.spec.out_major == "n":
-            store_codes(quantizer, place, scaled, Matrix.of(out, _ROWS), matrix, at, self.spec.result_access)
-        else:
-            self.store(out, name, scaled, matrix, at, 1)
+        self.store(out, name, scaled, matrix, at, self.spec.result_access if self.spec.out_major == "n" else 1)
 
     def load(self, tensor: Any, matrix: Matrix, at: Any, j: int) -> list[Float32]:
         """A lane's eight elements of row ``j`` of an operand of the product's extents."""
@@ -285,14 +283,14 @@ class Finish:
         """Round a lane's rows and store them."""
         fp4 = name in ("float4_e2m1fn", "uint8")
         bits = 4 if fp4 else tensor.element_type.width
+        if self.spec.out_major == "n":
+            target = replace(Matrix.of(tensor, _ROWS), rows=matrix.rows, columns=matrix.columns)
+            store_rows(target, name, values, at, access, self.native, bits)
+            return
         left = matrix.columns - at.column
         for j, row in enumerate(values):
             words = narrow_words(name, row, self.native)
             inside = Int32(at.row + j < matrix.rows)
-            if self.spec.out_major == "n":
-                address = Matrix.of(tensor, _ROWS).place(at.batch, at.row + j, at.column * bits // 8)
-                store_vector_bytes(address, words, bits, access, left, inside)
-                continue
             for k in range(SIDE):
                 place = k * bits
                 word = (words[place // 32] >> (place % 32)) & ((1 << bits) - 1) if bits < 32 else words[k]
@@ -304,11 +302,6 @@ def _element(tensor: Any, at: LanePlace, j: int, k: int) -> Int64:
     steps = [Int64(step) * (tensor.element_type.width // 8) for step in tensor.stride]
     offset = Int64(at.row + j) * steps[0] + Int64(at.column + k) * steps[1] + Int64(at.batch) * steps[2]
     return tensor.iterator.toint() + offset
-
-
-def _rectified(value: Any) -> Float32:
-    """``max(value, 0)`` with NaN kept."""
-    return cutlass.select_(value <= Float32(0.0), Float32(0.0), value)
 
 
 def _flat(rows: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.activations import geglu, swiglu
 from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Epilogue, fragment_column, fragment_row
+from cudnn_fe.core.cute.exact import multiply
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.grouped.kernel_spec import RowsSpec, WgradSpec
 
@@ -19,13 +20,13 @@ class Factors(NamedTuple):
     """What the epilogues read besides the sums.
 
     Attributes:
-        alpha: (L,) scales of the experts.
+        alpha: (L,) scales of the experts; an empty tuple without.
         prob: (M,) gates of the rows; an empty tuple without.
         bias: (N, L); an empty tuple without.
         offset: GeGLU's offset of up; 0 elsewhere.
     """
 
-    alpha: cute.Tensor
+    alpha: Any
     prob: Any
     bias: Any
     offset: Float32
@@ -52,7 +53,7 @@ def plain_epilogue(spec: RowsSpec) -> Epilogue:
     """D, and C if it is wanted, of the unfused GEMM."""
 
     def epilogue(block: cute.Tensor, where: BlockPlace, factors: Factors) -> tuple[cute.Tensor, ...]:
-        alpha = factors.alpha[where.batch]
+        alpha = factors.alpha[where.batch] if spec.alpha else Float32(1.0)
         gates = _row_gates(where, factors.prob) if spec.prob else [Float32(1.0)] * 2
         count = cute.size(block)
         c = cute.make_rmem_tensor(block.shape, Float32)
@@ -93,13 +94,21 @@ def gated_epilogue(spec: RowsSpec) -> Epilogue:
 
 
 def sum_epilogue(spec: WgradSpec) -> Epilogue:
-    """The sums; where the spec says so added, once rounded, to what was there.
+    """The sums, times the expert's two factors; where the spec says so added, once rounded, to what was there.
 
-    That is (L, M, N), or the matrices (M, N) at (L,) addresses: given as ``(held,)`` or ``(addresses, M, N)``.
+    That is (L, M, N), or the matrices (M, N) at (L,) addresses: given as ``(held,)`` or ``(addresses, M, N)``, and
+    after it the factors, ``()`` without.
     """
     kind = element_type(spec.gemm.out_dtypes[0])
 
-    def epilogue(block: cute.Tensor, where: BlockPlace, given: tuple[Any, ...]) -> tuple[cute.Tensor, ...]:
+    def epilogue(block: cute.Tensor, where: BlockPlace, arguments: Any) -> tuple[cute.Tensor, ...]:
+        given, factors = arguments
+        if spec.factors:
+            factor = multiply(factors[0][where.batch], factors[1][where.batch])
+            scaled = cute.make_rmem_tensor(block.shape, Float32)
+            for i in range(cute.size(block)):
+                scaled[i] = multiply(block[i], factor)
+            block = scaled
         if not spec.adds:
             return (block,)
         if spec.addresses is None:

@@ -15,7 +15,7 @@ from cudnn_fe.grouped.kernel_spec import RowsSpec
 from cudnn_fe.grouped.operands import output
 from cudnn_fe.grouped.tiles import choose_rows_tile, choose_sum_tile
 
-__all__ = ["dglu_sm90", "rows_sm90", "wgrad_sm90"]
+__all__ = ["dglu_sm90", "grouped_device_refusal", "rows_sm90", "wgrad_sm90"]
 
 _BYTES = 16  # what the copy engine wants base addresses, strides and stored rows to be multiples of
 _MOST_ROWS = 2**30  # beyond which a group's place in the buffer cannot be named to the copy engine
@@ -69,13 +69,16 @@ def _too_many(name: str, rows: int) -> str | None:
     return f"{name} has {rows} rows, more than {_MOST_ROWS}" if rows > _MOST_ROWS else None
 
 
+def grouped_device_refusal(problem: Any, where: Device) -> str | None:
+    """Why it cannot serve rows in groups on this device, whatever the operands are."""
+    return _first(_device_refusal(where), _too_many(problem.a_tensor.name, problem.a_tensor.shape[0]))
+
+
 def _refuse_rows(problem: Any, where: Device) -> str | None:
-    a = problem.a_tensor
     return _first(
-        _device_refusal(where),
-        _operand_refusal(a),
+        grouped_device_refusal(problem, where),
+        _operand_refusal(problem.a_tensor),
         _weights_refusal(problem),
-        _too_many(a.name, a.shape[0]),
         *(_rows_refusal(spec) for spec in problem.outputs if spec.ndim == 2),
     )
 

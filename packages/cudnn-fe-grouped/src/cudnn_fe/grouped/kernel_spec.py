@@ -17,6 +17,7 @@ class RowsSpec:
     Attributes:
         gemm: Types, layouts and alignment of A and B, and the types of the results in the op's order.
         activation: What becomes of gate and up columns.
+        alpha: Whether there is a factor for each expert.
         prob: Whether there is a factor for each row.
         bias_dtype: Element type of the bias, None without one.
         c_dtype: Element type of what the forward kept, None but in a backward.
@@ -28,6 +29,7 @@ class RowsSpec:
 
     gemm: GemmSpec
     activation: Literal["none", "swiglu", "geglu"] = "none"
+    alpha: bool = True
     prob: bool = True
     bias_dtype: str | None = None
     c_dtype: str | None = None
@@ -44,11 +46,13 @@ class WgradSpec:
     Attributes:
         gemm: Types, layouts and alignment of A (h, t) and B (i, t), whose K is t, and the result's type.
         adds: Whether the result is added to what was there before.
+        factors: Whether each expert's sum is multiplied by two factors of its own.
         ragged: Whether an expert's part of an operand that is contiguous along t is compact by itself.
         addresses: Element type of the array of the results' addresses, where they name the results' places.
     """
 
     gemm: GemmSpec
     adds: bool = False
+    factors: bool = False
     ragged: bool = False
     addresses: str | None = None

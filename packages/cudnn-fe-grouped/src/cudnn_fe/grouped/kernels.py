@@ -117,7 +117,7 @@ def wgrad_spec(problem: Any, where: Device) -> WgradSpec:
         alignment=min(alignments),
     )
     adds = problem.wgrad_tensor is not None or problem.accumulate
-    return WgradSpec(gemm, adds, problem.ragged, _addresses(problem.wgrad_ptrs))
+    return WgradSpec(gemm, adds, ragged=problem.ragged, addresses=_addresses(problem.wgrad_ptrs))
 
 
 DGLU_KERNELS = (

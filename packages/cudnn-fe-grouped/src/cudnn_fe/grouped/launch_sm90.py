@@ -43,7 +43,7 @@ def fake_forward(spec: RowsSpec) -> tuple[Any, ...]:
         fake_tensor(gemm.a_dtype, 1, rank=2),
         fake_weights(spec),
         fake_vector("int32"),
-        fake_vector("float32"),
+        *((fake_vector("float32"),) if spec.alpha else ()),
         *((fake_vector("float32"),) if spec.prob else ()),
         *(fake_tensor(kind, -1, rank=2, alignment=dtype(kind).itemsize) for kind in bias),
         *(fake_tensor(kind, 1, rank=2) for kind in gemm.out_dtypes),
@@ -100,7 +100,8 @@ def forward_parts(
         wide: Columns of the product for each column of D.
         offset: GeGLU's.
     """
-    a, b, offsets, alpha, *rest = tensors
+    a, b, offsets, *rest = tensors
+    alpha = rest.pop(0) if spec.alpha else ()
     prob = rest.pop(0) if spec.prob else ()
     bias = () if spec.bias_dtype is None else rest.pop(0)
     outs = tuple(rest[: len(written(spec))])

@@ -154,7 +154,7 @@ def _zeros(staged: StagedTile, line: Any, inner: Any, count: int) -> list[Float3
 
 
 def fake_rows(spec: RowsSpec) -> tuple[Any, ...]:
-    """Stand-ins for A (M, K), the weights (L, N, K) or their addresses, offsets and alpha (L,)."""
+    """Stand-ins for A (M, K), the weights (L, N, K) or their addresses, offsets, and alpha (L,) where there is one."""
     gemm = spec.gemm
     weights = fake_tensor(gemm.b_dtype, -1, alignment=gemm.alignment)
     if spec.addresses is not None:
@@ -163,7 +163,7 @@ def fake_rows(spec: RowsSpec) -> tuple[Any, ...]:
         fake_tensor(gemm.a_dtype, -1, rank=2, alignment=gemm.alignment),
         weights,
         fake_tensor("int32", -1, rank=1, alignment=4),
-        fake_tensor("float32", -1, rank=1, alignment=4),
+        *((fake_tensor("float32", -1, rank=1, alignment=4),) if spec.alpha else ()),
     )
 
 

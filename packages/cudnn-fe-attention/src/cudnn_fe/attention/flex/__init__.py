@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from cudnn_fe.attention.arrays import without_gradient
 from cudnn_fe.attention.flex.op import BACKWARD, FORWARD
 from cudnn_fe.attention.flex.plan import MaskPlan, MaskPlanMetadata, create_mask_plan, match_plan
-from cudnn_fe.attention.operands import deliver, require_flag
+from cudnn_fe.attention.operands import deliver, require_flag, softmax_factor
 from cudnn_fe.core.call import call
 from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.tuple_dict import TupleDict
@@ -24,17 +23,6 @@ __all__ = [
 ]
 
 _GRADIENTS = ("dq_tensor", "dk_tensor", "dv_tensor")
-
-
-def softmax_factor(q: Any, given: Any, *, signed: bool = True) -> float:
-    """The factor of the scores; raises OptionError unless it is a finite number, and not negative unless ``signed``."""
-    if given is None:
-        return 1.0 / math.sqrt(max(q.shape[-1], 1))
-    number = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
-    if not number or (given < 0 and not signed):
-        wanted = "a finite number" if signed else "a finite number that is not negative, for the largest score"
-        raise OptionError("softmax_scale", got=repr(given), wanted=wanted, remedy="pass a Python number")
-    return float(given)
 
 
 def flex_attention(
@@ -82,7 +70,7 @@ def flex_attention(
     metadata = match_plan(mask_plan, q, k, v)
     for name, flag in (("return_lse", return_lse), ("return_max_logit", return_max_logit)):
         require_flag(flag, name)
-    scale = softmax_factor(q, softmax_scale, signed=not return_max_logit)
+    scale = softmax_factor(q, softmax_scale, sign="not negative" if return_max_logit else "any")
     if not metadata.has_backward and _needs_gradient(q, k, v):
         raise OptionError(
             "mask_plan",

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from cudnn_fe.attention.flex import softmax_factor
 from cudnn_fe.attention.flex.op import BACKWARD, FORWARD
 from cudnn_fe.attention.flex.plan import MaskPlan, match_plan
-from cudnn_fe.attention.operands import check_samples, require_flag
+from cudnn_fe.attention.operands import check_samples, require_flag, softmax_factor
 from cudnn_fe.core.class_api import OpClass
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec, spec_of
@@ -113,7 +112,7 @@ class FlexAttentionFwd(_FlexClass):
         """Launch into the given outputs on ``current_stream``; ``softmax_scale`` is ``D ** -0.5`` where it is None."""
         q = q_tensor, k_tensor, v_tensor
         if max_logit_tensor is not None:
-            softmax_factor(q_tensor, softmax_scale, signed=False)
+            softmax_factor(q_tensor, softmax_scale, sign="not negative")
         outputs = o_tensor, lse_tensor, max_logit_tensor
         self._check_workspace(workspace)
         self._launch(q, (*q, *_tensors(mask_plan)), outputs, mask_plan, softmax_scale, current_stream)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.arrays import without_gradient
+from cudnn_fe.attention.gated_block.declarations import GradientScaling, factors_of, fp4_pairs
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
-from cudnn_fe.attention.gated_block.op import BACKWARD, FACTORS, FORWARD, frozen
+from cudnn_fe.attention.gated_block.op import FACTORS, FORWARD, PLAIN, frozen
+from cudnn_fe.attention.gated_block.op_backward import BACKWARD
 from cudnn_fe.attention.gated_block.record import (
     RecomputePolicy,
     SavedForBackward,
@@ -81,8 +83,8 @@ def gated_attention_block_forward(
     # Under JAX a derivative may be asked for later; what is not used then is never computed under jit.
     training = True if jax or _needs_gradient(operands[:7]) else save_for_backward
     form = lengths_form(thd, cu_seqlens)
-    options = (("shape", frozen(geometry)), ("form", form), ("training", training), ("quant", None))
-    factors, scales = (1.0,) * len(FACTORS), (None, None)
+    options = (("shape", frozen(geometry)), ("form", form), ("training", training), *PLAIN)
+    factors, scales = (1.0,) * len(FACTORS), (None, None, None)
     out, lse, *record = call(FORWARD, (*operands, *scales), options, factors, backend=backend, stream=current_stream)
     saved = None
     if save_for_backward:
@@ -117,16 +119,21 @@ def gradients(
     weights: tuple[Any, ...],
     geometry: GatedAttentionBlockGeometry,
     needs: tuple[bool, bool, bool, bool],
+    scaling: GradientScaling,
     *,
     stream: Any = None,
     backend: str | None = None,
 ) -> TupleDict:
-    """The gradients that are needed, None for the others."""
+    """The gradients that are needed, None for the others, and ``quant_scalars`` of a quantised block."""
+    first, *others, last = weights
+    weights = (fp4_pairs(first, "w_qkvg"), *others, fp4_pairs(last, "w_o")) if scaling.quant else weights
     record = (saved.proj_slab, saved.o, saved.lse, saved.rstd_q, saved.rstd_k, saved.seq_lens)
-    operands = tuple(None if x is None else without_gradient(x) for x in (dy, saved.h, *weights, *record))
-    options = (("shape", frozen(geometry)), ("form", saved.seq_lens_form), ("needs", needs))
-    results = iter(call(BACKWARD, operands, options, (), backend=backend, stream=stream))
-    wanted = zip(_RESULTS, (*needs, needs[3]), strict=True)
+    arrays = (dy, saved.h, *weights, *record, *scaling.arrays)
+    operands = tuple(None if x is None else without_gradient(x) for x in arrays)
+    options = (("shape", frozen(geometry)), ("form", saved.seq_lens_form), ("needs", needs), *scaling.options)
+    factors = factors_of(scaling.quant)
+    results = iter(call(BACKWARD, operands, options, factors, backend=backend, stream=stream))
+    wanted = zip((*_RESULTS, "quant_scalars"), (*needs, needs[3], scaling.quant is not None), strict=True)
     return TupleDict({name: next(results) if needed else None for name, needed in wanted})
 
 
@@ -182,19 +189,20 @@ def gated_attention_block_backward(
         fuse_wgrad_overlap: Hint.
         thd: Whether the record is of packed sequences.
         max_seq_len: Hint.
-        quant: Must be None, and so must all that follow but the last two.
-        grad_scaling: Of quantised gradients alone.
-        scale_dp: Likewise.
-        scale_dy: Likewise.
-        scale_do: Likewise.
-        scale_dqkvg: Likewise.
-        h_t: Likewise.
-        h_t_sf: Likewise.
-        w_qkvg_t: Likewise.
-        w_qkvg_t_sf: Likewise.
-        w_o_t: Likewise.
-        w_o_t_sf: Likewise.
-        grad_scale_margin_log2: Of quantised gradients alone.
+        quant: The declaration of a quantised forward, or None; what follows but ``backend`` is for it alone.
+        grad_scaling: ``"current"``: gradients are scaled by the largest power of two that E4M3 holds them with;
+            ``"delayed"``: by the caller's scales.
+        scale_dp: Factor of dS before it is encoded, one float32 number, always of FP8.
+        scale_dy: Factor of dY, delayed.
+        scale_do: Factor of dO, delayed, of FP8.
+        scale_dqkvg: Factor of the projection's gradient, delayed, of FP8.
+        h_t: h transposed, E4M3 (d_model, T) quantised along tokens, of MXFP8.
+        h_t_sf: Its packed scales.
+        w_qkvg_t: The first weight transposed (d_model, n_qkvg), quantised along its last dim, of MXFP8.
+        w_qkvg_t_sf: Its packed scales.
+        w_o_t: The last weight transposed, FP4 (Hq D, d_model) quantised along its last dim, where it is FP4.
+        w_o_t_sf: Its packed scales.
+        grad_scale_margin_log2: Powers of two, 0 to 8, that current scales stay below the largest possible ones.
         backend: ``None``, or the name of the one to use.
 
     Returns:
@@ -205,13 +213,13 @@ def gated_attention_block_backward(
         ShapeError, DTypeError, DeviceError, OptionError, OptionTypeError, NotYetSupportedError: As the message says.
     """
     del fuse_gate_bwd, fuse_wgrad_overlap, max_seq_len
-    scales = {"scale_dp": scale_dp, "scale_dy": scale_dy, "scale_do": scale_do, "scale_dqkvg": scale_dqkvg}
-    turned = {"h_t": h_t, "h_t_sf": h_t_sf, "w_qkvg_t": w_qkvg_t, "w_qkvg_t_sf": w_qkvg_t_sf}
-    refuse_quantised(quant=quant, **scales, **turned, w_o_t=w_o_t, w_o_t_sf=w_o_t_sf)
-    if grad_scaling != "current" or grad_scale_margin_log2:
-        raise OptionError(
-            "grad_scaling", got=f"{grad_scaling!r}", wanted="the default without quant", remedy="leave it"
-        )
+    scaling = GradientScaling(
+        quant,
+        grad_scaling,
+        grad_scale_margin_log2,
+        *(scale_dp, scale_dy, scale_do, scale_dqkvg),
+        *(h_t, h_t_sf, w_qkvg_t, w_qkvg_t_sf, w_o_t, w_o_t_sf),
+    )
     require_record(saved)
     check_recompute(recompute)
     check_lengths(saved, seq_lens, thd=thd)
@@ -220,14 +228,8 @@ def gated_attention_block_backward(
     if hasattr(saved.h, "requires_grad"):
         asked = [x is not None and x.requires_grad for x in (saved.h, w_qkvg, w_o, w_q_norm, w_k_norm)]
         needs = (asked[0], asked[1], asked[2], asked[3] or asked[4])
-    return gradients(dy, saved, weights, geometry, needs, stream=current_stream, backend=backend)
-
-
-def refuse_quantised(**given: Any) -> None:
-    """Raises NotYetSupportedError where anything is given of what quantised blocks take."""
-    for name, value in given.items():
-        if value is not None:
-            raise NotYetSupportedError(name, got="a value", wanted="None", remedy="pass float16 or bfloat16 operands")
+    results = gradients(dy, saved, weights, geometry, needs, scaling, stream=current_stream, backend=backend)
+    return TupleDict({name: results[name] for name in _RESULTS})  # the class hands out the numbers
 
 
 def check_recompute(policy: Any) -> None:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from cudnn_fe.core.codecs import packed_pairs
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError, OptionTypeError
 from cudnn_fe.core.require import require_finite_positive, require_one_of
+from cudnn_fe.core.tensor import spec_of
 
 if TYPE_CHECKING:
     from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
@@ -22,15 +24,19 @@ __all__ = [
     "QSA_INDEX_LIST_FORM_PER_ROW",
     "QSA_INDEX_LIST_FORM_SHARED",
     "Fp4Format",
+    "GradientScaling",
     "MxQuantSpec",
     "QsaSpec",
     "QuantSpec",
     "factors_of",
+    "formats_of",
+    "fp4_pairs",
 ]
 
 QSA_INDEX_LIST_FORM_SHARED, QSA_INDEX_LIST_FORM_PER_ROW = "shared", "per_row"
 QSA_INDEX_LIST_FORMS = (None, QSA_INDEX_LIST_FORM_SHARED, QSA_INDEX_LIST_FORM_PER_ROW)
 _BLOCK, _MOST = 4, 512
+_PAIR = "float4_e2m1fn"
 
 
 @dataclass(frozen=True)
@@ -195,6 +201,13 @@ class MxQuantSpec:
                 )
         require_one_of(self.block_size, "block_size", (32,))
         _require_e4m3(self.dtype)
+        given: object = self.o_fp4
+        if given is not None and not isinstance(given, Fp4Format):
+            got = type(given).__qualname__
+            raise OptionTypeError("o_fp4", got=got, wanted="an Fp4Format or None", remedy="pass Fp4Format.NVFP4")
+        if dtype(self.w_qkvg_dtype).name not in ("float8_e4m3fn", _PAIR):
+            wanted = "float8_e4m3fn or float4_e2m1fn_x2"
+            raise NotYetSupportedError("w_qkvg_dtype", got=str(self.w_qkvg_dtype), wanted=wanted, remedy="quantise it")
 
 
 def factors_of(spec: QuantSpec | MxQuantSpec | None) -> tuple[float, ...]:
@@ -202,7 +215,6 @@ def factors_of(spec: QuantSpec | MxQuantSpec | None) -> tuple[float, ...]:
 
     Raises:
         OptionTypeError: ``spec`` is no declaration.
-        NotYetSupportedError: It is of FP4.
     """
     if spec is None:
         return (1.0,) * 7
@@ -213,6 +225,77 @@ def factors_of(spec: QuantSpec | MxQuantSpec | None) -> tuple[float, ...]:
     if not isinstance(given, MxQuantSpec):
         got = type(given).__qualname__
         raise OptionTypeError("quant", got=got, wanted="a QuantSpec, an MxQuantSpec or None", remedy="make one")
-    if spec.o_fp4 is not None or dtype(spec.w_qkvg_dtype).name != "float8_e4m3fn":
-        raise NotYetSupportedError("quant", got="FP4", wanted="E4M3", remedy="quantise to MXFP8")
     return (1.0, 1.0, spec.descale_w_o, 1.0, 1.0, 1.0, spec.scale_o)
+
+
+def formats_of(spec: QuantSpec | MxQuantSpec | None) -> tuple[tuple[str, Any], ...]:
+    """The options of `Formats` that a declaration asks for."""
+    if isinstance(spec, MxQuantSpec):
+        fp4 = None if spec.o_fp4 is None else spec.o_fp4.fmt_name
+        return ("quant", "mxfp8"), ("w_fp4", dtype(spec.w_qkvg_dtype).name == _PAIR), ("o_fp4", fp4)
+    return ("quant", None if spec is None else "fp8"), ("w_fp4", False), ("o_fp4", None)
+
+
+def fp4_pairs(x: Any, name: str) -> Any:
+    """``x``, its FP4 as packed pairs whatever the framework; others as they are.
+
+    Raises:
+        OptionError: Bytes, which may be anything.
+    """
+    if x is not None and spec_of(x, name).dtype.name == "uint8":
+        remedy = "view the pairs as float4_e2m1fn_x2"
+        raise OptionError(name, got="uint8", wanted="a float8 or float4 type", remedy=remedy)
+    return packed_pairs(x)
+
+
+@dataclass(frozen=True, eq=False)
+class GradientScaling:
+    """How the gradients of a quantised block are scaled, and what its products read beside the record.
+
+    Attributes:
+        quant: The forward's declaration, or None.
+        grad_scaling: ``"current"``, from the gradients' largest magnitudes, or ``"delayed"``, by the caller.
+        grad_scale_margin_log2: How many powers of two current scales stay below the largest possible ones.
+        scale_dp: Factor of dS, with FP8.
+        scale_dy: Factor of dY, delayed.
+        scale_do: Factor of dO, delayed.
+        scale_dqkvg: Factor of the projection's gradient, delayed.
+        h_t: h transposed and quantised along tokens, with MXFP8.
+        h_t_sf: Its packed scales.
+        w_qkvg_t: The first weight transposed and quantised along its rows, with MXFP8.
+        w_qkvg_t_sf: Its packed scales.
+        w_o_t: The last weight transposed and quantised along d_model, with FP4.
+        w_o_t_sf: Its packed scales.
+    """
+
+    quant: QuantSpec | MxQuantSpec | None = None
+    grad_scaling: str = "current"
+    grad_scale_margin_log2: int = 0
+    scale_dp: Any = None
+    scale_dy: Any = None
+    scale_do: Any = None
+    scale_dqkvg: Any = None
+    h_t: Any = None
+    h_t_sf: Any = None
+    w_qkvg_t: Any = None
+    w_qkvg_t_sf: Any = None
+    w_o_t: Any = None
+    w_o_t_sf: Any = None
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays, in the order of the op's operands."""
+        scales = self.scale_dp, self.scale_dy, self.scale_do, self.scale_dqkvg
+        turned = (
+            *(self.h_t, self.h_t_sf),
+            *(fp4_pairs(self.w_qkvg_t, "w_qkvg_t"), self.w_qkvg_t_sf),
+            *(fp4_pairs(self.w_o_t, "w_o_t"), self.w_o_t_sf),
+        )
+        return (*scales, *turned)
+
+    @property
+    def options(self) -> tuple[tuple[str, Any], ...]:
+        """The op's options."""
+        require_one_of(self.grad_scaling, "grad_scaling", ("current", "delayed"))
+        delayed = self.grad_scaling == "delayed"
+        return (*formats_of(self.quant), ("delayed", delayed), ("margin", self.grad_scale_margin_log2))

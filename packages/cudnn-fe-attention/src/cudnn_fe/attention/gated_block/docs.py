@@ -28,9 +28,25 @@ _INPUTS = (
 _LENGTHS = TensorRule(
     "seq_lens", "(B,) or (B+1,)", _ANY, ("int32",), "keys of each sequence; of packed ones lengths or offsets; or None"
 )
+_E8M0, _FP4_SCALES = ("uint8", "float8_e8m0fnu"), ("uint8", "float8_e8m0fnu", "float8_e4m3fn")
 _SCALES = (
-    TensorRule("h_sf", "(ceil128(B S) d_model / 32,)", "packed", ("uint8", "float8_e8m0fnu"), "MXFP8 scales, or None"),
-    TensorRule("w_qkvg_sf", "(ceil128(n_qkvg) d_model / 32,)", "packed", ("uint8", "float8_e8m0fnu"), "likewise"),
+    TensorRule("h_sf", "(ceil128(B S) d_model / 32,)", "packed", _E8M0, "MXFP8 scales, or None"),
+    TensorRule("w_qkvg_sf", "(ceil128(n_qkvg) d_model / 32,)", "packed", _E8M0, "likewise"),
+    TensorRule("w_o_sf", "(ceil128(d_model) Hq D / block,)", "packed", _FP4_SCALES, "scales of an FP4 w_o, or None"),
+)
+_CODES = ("float8_e4m3fn", "float4_e2m1fn")
+_NUMBER = ("float32",)
+_TURNED = (
+    TensorRule("scale_dp", "(1,)", "any", _NUMBER, "factor of dS before it is encoded, of FP8, or None"),
+    TensorRule("scale_dy", "(1,)", "any", _NUMBER, "factor of dY under delayed scaling, or None"),
+    TensorRule("scale_do", "(1,)", "any", _NUMBER, "likewise of dO, of FP8"),
+    TensorRule("scale_dqkvg", "(1,)", "any", _NUMBER, "likewise of the projection's gradient, of FP8"),
+    TensorRule("h_t", "(d_model, B S)", "any strides", _CODES[:1], "h quantised along tokens, of MXFP8, or None"),
+    TensorRule("h_t_sf", "(ceil128(d_model) ceil4(B S / 32),)", "packed", _E8M0, "its scales"),
+    TensorRule("w_qkvg_t", "(d_model, n_qkvg)", "any strides", _CODES, "w_qkvg quantised along its rows, of MXFP8"),
+    TensorRule("w_qkvg_t_sf", "(ceil128(d_model) n_qkvg / 32,)", "packed", _E8M0, "its scales"),
+    TensorRule("w_o_t", "(Hq D, d_model)", "any strides", _CODES[1:], "an FP4 w_o quantised along d_model, or None"),
+    TensorRule("w_o_t_sf", "(ceil128(Hq D) d_model / block,)", "packed", _FP4_SCALES, "its scales"),
 )
 _RECORD = (
     TensorRule("proj_slab", "(B S, n_qkvg)", "compact", FLOATS, "the first projection, before norms; in training"),
@@ -52,11 +68,13 @@ BACKWARD_TENSORS = (
     *_RECORD,
     TensorRule("lse", "(B, Hq, S), packed (1, Hq, T)", _ANY, _STATISTICS, "the forward's log-sum-exp"),
     _LENGTHS,
+    *_TURNED,
     TensorRule("dh", "as h", "compact", FLOATS, "gradient of h"),
     TensorRule("dw_qkvg", "(n_qkvg, d_model)", "compact", FLOATS, "gradient of the first weight"),
     TensorRule("dw_o", "(d_model, Hq D)", "compact", FLOATS, "gradient of the last weight"),
     TensorRule("dw_q_norm", "(D,)", "compact", _STATISTICS, "gradient of the queries' norm weight"),
     TensorRule("dw_k_norm", "(D,)", "compact", _STATISTICS, "likewise of the keys'"),
+    TensorRule("quant_scalars", "(29,)", "compact", _NUMBER, "a quantised block's numbers; the class names them"),
 )
 SOURCE = (
     "Qiu et al., Gated Attention for Large Language Models (2025), arXiv 2505.06708; RMSNorm (arXiv 1910.07467), RoPE "
@@ -79,8 +97,11 @@ FORWARD_NOTES = (
     "factor that the vendor leaves open. MXFP8: h and the first weight come with packed E8M0 scales of 32 channels, "
     "queries and keys are encoded by 32 channels, values by 32 keys, probabilities as they are; the last product is "
     "that of FP8. The fused pipelines of the vendor, which round once less, are not told apart.",
-    "Not served yet: gradients of quantised blocks, FP4 operands, MXFP8 of packed sequences, paged caches and serving, "
-    "block-sparse attention.",
+    "FP4: the first weight may be E2M1 pairs with the same scales as E4M3; the gated output and `w_o` are NVFP4, "
+    "whose scale is E4M3 of `max(amax / 6, 2**-9)` per 16 channels, or MXFP4, with the power of two at or above `amax "
+    "/ 6` per 32; the division by 6 is a product with the float32 next to 1/6. Blocks along tokens start with each "
+    "sequence, padded or packed, and keys past a length count as zeros.",
+    "Not served yet: paged caches and serving, block-sparse attention.",
     "Accepted beyond the vendor: every GPU, any head size, float32 and float64, CPU, NumPy and JAX.",
 )
 BACKWARD_NOTES = (
@@ -88,6 +109,15 @@ BACKWARD_NOTES = (
     "gradient once.",
     "Queries and keys are rebuilt from the projection as the forward made them; without `proj_slab` the projection is "
     "made again from h, bit for bit.",
+    "Gradients of quantised blocks take the forward's `quant`. FP8: dY, dO and the projection's gradient are encoded "
+    "as E4M3 of `x s` with one s each, `2**(floor(log2(448 / amax)) - grad_scale_margin_log2)` or the caller's; P as "
+    "E4M3 of 256 P and dS of `scale_dp dS`. MXFP8: dY as before; dO, the projection's gradient, queries and keys in "
+    "blocks along the axis that each product sums over, values along channels; the two products of the projection "
+    "read `h_t` and `w_qkvg_t`, which the caller quantises along that axis. P as with FP8 and dS as bfloat16: the "
+    "vendor leaves both open. FP4 `w_o`: `dY w_o` reads `w_o_t` and dY in MXFP8 (MXFP4), or in NVFP4 of `scale_dy "
+    "dY`. The record must hold the projection.",
+    "The class's `quant_scalars` are views of the workspace: largest magnitudes, scales and factors of the latest "
+    "call; those that a format has not read 0. `amax_dp` is the largest |dS|.",
     "RoPE's adjoint is exact for any tables. Sums over a group's query heads are float32.",
     "The reference is bit-equal from run to run.",
 )

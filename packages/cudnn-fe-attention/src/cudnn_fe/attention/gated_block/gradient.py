@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.arrays import narrow
-from cudnn_fe.attention.gated_block.op import BACKWARD
+from cudnn_fe.attention.gated_block.op import FACTORS, PLAIN
+from cudnn_fe.attention.gated_block.op_backward import BACKWARD, UNSCALED
 from cudnn_fe.core.call import call
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError
@@ -32,19 +33,19 @@ def _backward(
     backend: str | None,
     options: tuple[tuple[str, Any], ...],
 ) -> tuple[Any, ...]:
-    *inputs, lengths, _, _, slab, o, lse, rstd_q, rstd_k = saved
+    *inputs, lengths, _, _, _, slab, o, lse, rstd_q, rstd_k = saved
     given = dict(options)
     norms = inputs[2] is not None
     needs = (needed[0], needed[1], needed[6], norms and (needed[2] or needed[3]))
-    nothing: tuple[Any, ...] = (None,) * 10
+    nothing: tuple[Any, ...] = (None,) * 11
     if cotangents[0] is None or not any(needs):
         return nothing
-    chosen = (("shape", given["shape"]), ("form", given["form"]), ("needs", needs))
-    operands = (cotangents[0], *inputs, slab, o, lse, rstd_q, rstd_k, lengths)
-    grads = iter(call(BACKWARD, operands, chosen, (), backend=backend))
+    chosen = (("shape", given["shape"]), ("form", given["form"]), ("needs", needs), *PLAIN, *UNSCALED)
+    operands = (cotangents[0], *inputs, slab, o, lse, rstd_q, rstd_k, lengths, *[None] * 10)
+    grads = iter(call(BACKWARD, operands, chosen, (1.0,) * len(FACTORS), backend=backend))
     dh, dw_qkvg, dw_o = (next(grads) if wanted else None for wanted in needs[:3])
     dq, dk = (narrow(next(grads), dtype(w.dtype).name) if needs[3] else None for w in inputs[2:4])
-    return dh, dw_qkvg, dq, dk, None, None, dw_o, None, None, None
+    return dh, dw_qkvg, dq, dk, None, None, dw_o, None, None, None, None
 
 
 GRADIENT = Gradient(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from array_api_compat import array_namespace
+
 from cudnn_fe.attention.gated_block import (
     check_lengths,
     check_recompute,
     gradients,
     lengths_form,
-    refuse_quantised,
     require_record,
 )
+from cudnn_fe.attention.gated_block.declarations import GradientScaling, factors_of, fp4_pairs
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
-from cudnn_fe.attention.gated_block.lifecycle import Block, check_packing, check_sample, refuse_modes
-from cudnn_fe.attention.gated_block.op import BACKWARD, frozen
+from cudnn_fe.attention.gated_block.lifecycle import Block, check_packing, check_sample
+from cudnn_fe.attention.gated_block.op import frozen
+from cudnn_fe.attention.gated_block.op_backward import BACKWARD, SCALARS, beside
+from cudnn_fe.attention.gated_block.operands import Formats
 from cudnn_fe.attention.gated_block.record import RecomputePolicy, SavedForBackward
 from cudnn_fe.attention.operands import deliver, statistics_dtype
 from cudnn_fe.core.choose import choose
@@ -23,6 +27,19 @@ from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.tensor import spec_of
 
 __all__ = ["GatedAttentionBlockBwd"]
+
+
+_WORKSPACE = 256  # bytes: the numbers of a quantised block, and what fills the line
+
+
+def _numbers(workspace: Any) -> Any:
+    """The part of a workspace that holds a quantised block's numbers, as float32."""
+    spec = None if workspace is None else spec_of(workspace, "workspace")
+    if spec is None or spec.dtype.name != "uint8" or spec.shape[:1] < (_WORKSPACE,):
+        wanted = f"uint8 of {_WORKSPACE} bytes or more"
+        raise OptionError("workspace", got=str(spec), wanted=wanted, remedy="allocate get_workspace_size() bytes")
+    bytes_of = workspace[: 4 * len(SCALARS)]
+    return bytes_of.view(array_namespace(workspace).float32)
 
 
 class GatedAttentionBlockBwd(Block):
@@ -51,9 +68,10 @@ class GatedAttentionBlockBwd(Block):
         num_sequences: Packed sequences.
         max_seq_len: Tokens of the longest.
         cu_seqlens: Whether their lengths are offsets.
-        quant: Must be None.
-        grad_scaling: Of quantised blocks alone.
-        grad_scale_margin_log2: Of quantised blocks alone.
+        quant: The forward's declaration, or None.
+        grad_scaling: ``"current"`` or ``"delayed"``: whether gradients are scaled by their largest magnitudes, or by
+            the caller.
+        grad_scale_margin_log2: Powers of two that current scales stay below the largest possible ones.
     """
 
     def __init__(
@@ -87,10 +105,11 @@ class GatedAttentionBlockBwd(Block):
     ) -> None:
         super().__init__()
         del fuse_gate_bwd, fuse_wgrad_overlap
-        refuse_quantised(quant=quant)
-        if grad_scaling != "current" or grad_scale_margin_log2:
-            got = f"{grad_scaling!r}, {grad_scale_margin_log2}"
-            raise OptionError("grad_scaling", got=got, wanted="the default without quant", remedy="leave it out")
+        factors_of(quant)  # or there is none of that kind
+        self._quant, self._scaling = quant, (grad_scaling, grad_scale_margin_log2)
+        self._workspace = 0 if quant is None else _WORKSPACE
+        if quant is not None:
+            sample_w_qkvg, sample_w_o = fp4_pairs(sample_w_qkvg, "w_qkvg"), fp4_pairs(sample_w_o, "w_o")
         check_recompute(recompute)
         require_record(sample_saved)
         norms = geometry.qk_norm if need_dw_norms is None else need_dw_norms
@@ -99,7 +118,7 @@ class GatedAttentionBlockBwd(Block):
         weights = (sample_w_qkvg, sample_w_q_norm, sample_w_k_norm, sample_cos, sample_sin, sample_w_o)
         s = sample_saved
         arrays = (sample_dy, s.h, *weights, s.proj_slab, s.o, s.lse, s.rstd_q, s.rstd_k, s.seq_lens)
-        names = BACKWARD.problem.operands
+        names = BACKWARD.problem.operands[: len(arrays)]
         self._specs = [None if x is None else spec_of(x, n) for x, n in zip(arrays, names, strict=True)]
         if s.seq_lens_form != self._form or (s.seq_lens is not None) != (seq_lens_present or thd):
             raise OptionError(
@@ -110,16 +129,29 @@ class GatedAttentionBlockBwd(Block):
             )
         if thd:
             check_packing(s.h.shape[-2], num_sequences, max_seq_len)
-        if dtype(dw_norm_dtype, operand="dw_norm_dtype").name != statistics_dtype(spec_of(s.h, "h")).name:
+        if dtype(dw_norm_dtype, operand="dw_norm_dtype").name != statistics_dtype(spec_of(s.o, "o")).name:
             raise OptionError("dw_norm_dtype", got=str(dw_norm_dtype), wanted="float32", remedy="leave it out")
 
     def _validate(self) -> None:
-        options = {"shape": frozen(self.geometry), "form": self._form, "needs": self._needs}
-        choose(BACKWARD, BACKWARD.bind(*self._specs, **options))
+        scaling = GradientScaling(self._quant, *self._scaling).options
+        options: dict[str, Any] = {"shape": frozen(self.geometry), "form": self._form, "needs": self._needs}
+        options |= dict(scaling)
+        h = self._specs[1]
+        assert h is not None
+        formats = Formats(*(options[name] for name in ("quant", "w_fp4", "o_fp4")))
+        specs = beside(self.geometry, h.size // self.geometry.d_model, formats, options["delayed"], h.device)
+        choose(BACKWARD, BACKWARD.bind(*self._specs, *specs, **options))
 
     def quant_scalars(self, workspace: Any) -> dict[str, Any]:
-        """The factors of a quantised block, which none is."""
-        raise OptionError("quant_scalars", got="a call", wanted="a quantised block", remedy="make one with quant")
+        """The numbers of the latest ``execute`` of a quantised block with that workspace, one float32 each.
+
+        Args:
+            workspace: The uint8 buffer that it got; the numbers are views of it.
+        """
+        if self._quant is None:
+            raise OptionError("quant_scalars", got="a call", wanted="a quantised block", remedy="make one with quant")
+        found = _numbers(workspace)
+        return {name: found[i : i + 1] for i, name in enumerate(SCALARS)}
 
     def execute(
         self,
@@ -139,7 +171,17 @@ class GatedAttentionBlockBwd(Block):
         workspace: Any = None,
         seq_lens: Any = None,
         current_stream: Any = None,
-        **options: Any,
+        *,
+        scale_dp: Any = None,
+        scale_dy: Any = None,
+        scale_do: Any = None,
+        scale_dqkvg: Any = None,
+        h_t: Any = None,
+        h_t_sf: Any = None,
+        w_qkvg_t: Any = None,
+        w_qkvg_t_sf: Any = None,
+        w_o_t: Any = None,
+        w_o_t_sf: Any = None,
     ) -> None:
         """Write the gradients that were declared.
 
@@ -157,14 +199,25 @@ class GatedAttentionBlockBwd(Block):
             dw_o: Of the output projection.
             dw_q_norm: Of the queries' norm.
             dw_k_norm: Of the keys' norm.
-            workspace: Not used.
+            workspace: uint8 buffer of a quantised block, of `get_workspace_size` bytes: its numbers go there.
             seq_lens: None, or the record's.
             current_stream: Launch stream for CUDA tensors.
-            options: What quantised blocks take; not served.
+            scale_dp: Factor of dS, of FP8; this and the others as in `gated_attention_block_backward`.
+            scale_dy: Factor of dY, delayed.
+            scale_do: Factor of dO, delayed.
+            scale_dqkvg: Factor of the projection's gradient, delayed.
+            h_t: h transposed, of MXFP8.
+            h_t_sf: Its scales.
+            w_qkvg_t: The first weight transposed, of MXFP8.
+            w_qkvg_t_sf: Its scales.
+            w_o_t: The last weight transposed, where it is FP4.
+            w_o_t_sf: Its scales.
         """
         self._require_compiled()
-        refuse_modes(options)
-        del workspace
+        scales = (scale_dp, scale_dy, scale_do, scale_dqkvg)
+        turned = (h_t, h_t_sf, w_qkvg_t, w_qkvg_t_sf, w_o_t, w_o_t_sf)
+        scaling = GradientScaling(self._quant, *self._scaling, *scales, *turned)
+        numbers = None if self._quant is None else _numbers(workspace)
         require_record(saved)
         check_lengths(saved, seq_lens, thd=self._form is not None)
         names = ("dh", "dw_qkvg", "dw_o", "dw_q_norm", "dw_k_norm")
@@ -173,12 +226,16 @@ class GatedAttentionBlockBwd(Block):
             if (buffer is not None) != needed:
                 wanted = "a buffer, as declared" if needed else "None, as declared"
                 raise OptionError(name, got="the opposite", wanted=wanted, remedy="declare what is wanted")
+        if self._quant is not None:
+            w_qkvg, w_o = fp4_pairs(w_qkvg, "w_qkvg"), fp4_pairs(w_o, "w_o")
         arrays = (dy, saved.h, w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o)
         for x, spec in zip(arrays, self._specs, strict=False):
             if x is not None and spec is not None:
                 check_sample(spec_of(x, spec.name), spec)
         weights = (w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o)
-        results = gradients(dy, saved, weights, self.geometry, self._needs, stream=current_stream)
+        results = gradients(dy, saved, weights, self.geometry, self._needs, scaling, stream=current_stream)
         there = [name for name in names if results[name] is not None]
         chosen = tuple(buffer for buffer in buffers if buffer is not None)
         deliver(tuple(results[name] for name in there), chosen, tuple(there), stream=current_stream)
+        if numbers is not None:
+            deliver((results["quant_scalars"],), (numbers,), ("workspace",), stream=current_stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.gated_block import lengths_form, require_record
-from cudnn_fe.attention.gated_block.declarations import MxQuantSpec, QuantSpec, factors_of
+from cudnn_fe.attention.gated_block.declarations import MxQuantSpec, QuantSpec, factors_of, formats_of, fp4_pairs
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
 from cudnn_fe.attention.gated_block.lifecycle import Block, check_packing, lengths_spec, refuse_modes
 from cudnn_fe.attention.gated_block.op import FORWARD, frozen
@@ -13,7 +13,7 @@ from cudnn_fe.attention.gated_block.record import SavedForBackward, saved_slab_v
 from cudnn_fe.attention.operands import check_samples, deliver, require_flag
 from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
-from cudnn_fe.core.errors import NotYetSupportedError, OptionError, OptionTypeError, ShapeError
+from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
 from cudnn_fe.core.tensor import spec_of
 
 __all__ = ["GatedAttentionBlockFwd"]
@@ -47,10 +47,11 @@ class GatedAttentionBlockFwd(Block):
         cu_seqlens: Whether their lengths come as offsets.
         use_pdl: Hint.
         decode_split_kv: Hint.
-        quant: Factors of E4M3 operands: one per tensor, or MXFP8 with packed scales.
+        quant: Factors of E4M3 operands: one per tensor, or MXFP8 with packed scales, and FP4 weights.
         sample_h_sf: Packed scales of h, of MXFP8 blocks.
         sample_w_qkvg_sf: Packed scales of the first weight, likewise.
-        options: What FP4, paged and sparse blocks take; not served.
+        sample_w_o_sf: Packed scales of an FP4 last weight.
+        options: What paged and sparse blocks take; not served.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class GatedAttentionBlockFwd(Block):
         quant: QuantSpec | MxQuantSpec | None = None,
         sample_h_sf: Any = None,
         sample_w_qkvg_sf: Any = None,
+        sample_w_o_sf: Any = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -101,14 +103,24 @@ class GatedAttentionBlockFwd(Block):
         for name, broken, wanted in rules:
             if broken:
                 raise OptionError(name, got="True", wanted=wanted, remedy="leave it out")
+        if quant is not None:
+            sample_w_qkvg, sample_w_o = fp4_pairs(sample_w_qkvg, "w_qkvg"), fp4_pairs(sample_w_o, "w_o")
         samples = sample_h, sample_w_qkvg, sample_w_q_norm, sample_w_k_norm, sample_cos, sample_sin, sample_w_o
         self._specs = [None if x is None else spec_of(x, n) for x, n in zip(samples, _SAMPLES, strict=True)]
         self._out = spec_of(sample_out, "out")
         self.geometry, self._form = geometry, lengths_form(thd, cu_seqlens)
         self._lse, self._training, self._lengths, self._copies = return_lse, training, seq_lens_present, saved_gate_copy
         self._packing = num_sequences, max_seq_len
-        self._quant, self._factors = quant, factors_of(quant)
-        scales = ((sample_h_sf, "h_sf"), (sample_w_qkvg_sf, "w_qkvg_sf"))
+        factors_of(quant)  # or there is none of that kind
+        self._quant = quant
+        fused = [name for name, on in (("fuse_norm_rope", fuse_norm_rope), ("fuse_gate", fuse_gate)) if on]
+        if quant is not None and fused and (len(fused) == 1 or thd):
+            wanted = "neither with packed sequences" if len(fused) == 2 else "both of fuse_norm_rope and fuse_gate"
+            raise NotYetSupportedError(fused[0], got="True with quant", wanted=wanted, remedy="leave both out")
+        if isinstance(quant, MxQuantSpec) and fused and quant.scale_o != 1.0:
+            got = f"{quant.scale_o} with a fused gate"
+            raise NotYetSupportedError("scale_o", got=got, wanted="1.0", remedy="leave fuse_gate out")
+        scales = ((sample_h_sf, "h_sf"), (sample_w_qkvg_sf, "w_qkvg_sf"), (sample_w_o_sf, "w_o_sf"))
         self._scales = [None if x is None else spec_of(x, name) for x, name in scales]
 
     def _validate(self) -> None:
@@ -120,34 +132,13 @@ class GatedAttentionBlockFwd(Block):
             lengths = lengths_spec(self._form, self._packing[0] or 1, h.device)
         elif self._lengths:
             lengths = lengths_spec(None, h.shape[0], h.device)
-        quant = {QuantSpec: "fp8", MxQuantSpec: "mxfp8"}.get(type(self._quant))
-        options = {"shape": frozen(self.geometry), "form": self._form, "training": self._training, "quant": quant}
+        options = {"shape": frozen(self.geometry), "form": self._form, "training": self._training}
+        options |= dict(formats_of(self._quant))
         problem = FORWARD.bind(*self._specs, lengths, *self._scales, **options)
         choose(FORWARD, problem)
         outputs = problem.outputs
         check_samples(problem, (self._out, *[None] * (len(outputs) - 1)))
         self._options = tuple(options.items())
-
-    def update_quant_scales(self, spec: Any, *, current_stream: Any = None) -> None:
-        """Change the factors of a quantised block; later calls use them.
-
-        Raises:
-            OptionError: The block is not quantised, or the new factors are of other types.
-            OptionTypeError: They are of another kind.
-            NotCompiledError: Before ``compile``.
-        """
-        del current_stream
-        if self._quant is None:
-            super().update_quant_scales(spec)
-        if type(spec) is not type(self._quant):
-            wanted = type(self._quant).__qualname__
-            raise OptionTypeError("spec", got=type(spec).__qualname__, wanted=wanted, remedy="keep its kind")
-        self._require_compiled()
-        for name in ("dtype", "block_size", "w_qkvg_dtype", "o_fp4"):
-            if getattr(spec, name, None) != getattr(self._quant, name, None):
-                wanted = repr(getattr(self._quant, name, None))
-                raise OptionError(name, got=repr(getattr(spec, name, None)), wanted=wanted, remedy="make another block")
-        self._quant, self._factors = spec, factors_of(spec)
 
     @classmethod
     def serving_envelope(cls, geometry: GatedAttentionBlockGeometry, dtype: Any, device: Any, **options: Any) -> Any:
@@ -198,17 +189,19 @@ class GatedAttentionBlockFwd(Block):
             current_stream: Launch stream for CUDA tensors.
             h_sf: Packed scales of h, of MXFP8 blocks.
             w_qkvg_sf: Packed scales of the first weight, likewise.
-            w_o_sf: Must be None.
+            w_o_sf: Packed scales of an FP4 last weight.
             options: What paged and sparse blocks take; not served.
         """
         self._require_compiled()
-        refuse_modes({**options, "w_o_sf": w_o_sf})
+        refuse_modes(options)
         del workspace
+        if self._quant is not None:
+            w_qkvg, w_o = fp4_pairs(w_qkvg, "w_qkvg"), fp4_pairs(w_o, "w_o")
         operands = (h, w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o)
         self._check_like(operands, seq_lens)
         self._check_record(h, saved, seq_lens, lse)
-        given = (*operands, seq_lens, h_sf, w_qkvg_sf)
-        results = call(FORWARD, given, self._options, self._factors, stream=current_stream)
+        given = (*operands, seq_lens, h_sf, w_qkvg_sf, w_o_sf)
+        results = call(FORWARD, given, self._options, factors_of(self._quant), stream=current_stream)
         deliver(results[:1], (out,), ("out",), stream=current_stream)
         if lse is not None:
             deliver(results[1:2], (lse,), ("lse",), stream=current_stream)

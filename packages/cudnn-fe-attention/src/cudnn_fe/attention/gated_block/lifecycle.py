@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.attention.gated_block.declarations import MxQuantSpec, QuantSpec
 from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.core.errors import NotCompiledError, NotYetSupportedError, OptionError, ShapeError
+from cudnn_fe.core.errors import NotCompiledError, NotYetSupportedError, OptionError, OptionTypeError, ShapeError
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -70,23 +71,46 @@ class Block:
         self.check_support()
         self._compiled = True
 
+    _workspace = 0
+
     def get_workspace_size(self) -> int:
-        """Bytes of the workspace that ``execute`` takes: none.
+        """Bytes of the workspace that ``execute`` takes.
 
         Raises:
             NotCompiledError: Before ``compile``.
         """
         self._require_compiled()
-        return 0
+        return self._workspace
 
     def _require_compiled(self) -> None:
         if not self._compiled:
             name = type(self).__name__
             raise NotCompiledError(name, got="a call before compile", wanted="a block", remedy=f"call {name}.compile()")
 
+    _quant: QuantSpec | MxQuantSpec | None = None
+
     def update_quant_scales(self, spec: Any, *, current_stream: Any = None) -> None:
-        """Change the factors of a quantised block, which none is."""
-        raise OptionError("spec", got=type(spec).__qualname__, wanted="a quantised block", remedy="make one with quant")
+        """Change the factors of a quantised block; later calls use them.
+
+        Raises:
+            OptionError: The block is not quantised, or the new factors are of other types.
+            OptionTypeError: They are of another kind.
+            NotCompiledError: Before ``compile``.
+        """
+        del current_stream
+        if self._quant is None:
+            raise OptionError(
+                "spec", got=type(spec).__qualname__, wanted="a quantised block", remedy="make one with quant"
+            )
+        if type(spec) is not type(self._quant):
+            wanted = type(self._quant).__qualname__
+            raise OptionTypeError("spec", got=type(spec).__qualname__, wanted=wanted, remedy="keep its kind")
+        self._require_compiled()
+        for name in ("dtype", "block_size", "w_qkvg_dtype", "o_fp4"):
+            if getattr(spec, name, None) != getattr(self._quant, name, None):
+                wanted = repr(getattr(self._quant, name, None))
+                raise OptionError(name, got=repr(getattr(spec, name, None)), wanted=wanted, remedy="make another block")
+        self._quant = spec
 
 
 def check_sample(found: TensorSpec, spec: TensorSpec) -> None:
@@ -101,14 +125,14 @@ def check_sample(found: TensorSpec, spec: TensorSpec) -> None:
 
 
 _MODES_OF_OTHERS = (
-    "quant sample_w_o_sf paged_kv_page_size kv_source token_capacity sample_k_cache "
+    "paged_kv_page_size kv_source token_capacity sample_k_cache "
     "sample_v_cache sample_block_table max_kv_len fuse_cache_write fuse_prepare kv_cache_dtype decode_route_policy "
     "decode_q_tile_max fuse_norm_rope_small_m fuse_cache_write_small_m sample_index_kv_cache "
     "sample_index_state_cache sample_index_state_block_table index_state_slot_mapping_present index_commit_present "
-    "rope_position_tables_only w_o_sf block_ids block_lens k_cache v_cache block_table kv_lens "
+    "rope_position_tables_only block_ids block_lens k_cache v_cache block_table kv_lens "
     "slot_mapping index_k_raw num_tokens_live k_scale v_scale w_iq_norm w_ik_norm index_k_compressed block_ids_out "
     "block_lens_out index_kv_cache index_state_cache index_state_block_table index_state_slot_mapping cos_pos sin_pos "
-    "n_commit scale_dp scale_dy scale_do scale_dqkvg h_t h_t_sf w_qkvg_t w_qkvg_t_sf w_o_t w_o_t_sf"
+    "n_commit"
 )
 _MODES = frozenset(_MODES_OF_OTHERS.split())
 

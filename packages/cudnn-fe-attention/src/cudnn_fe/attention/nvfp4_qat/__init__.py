@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from cudnn_fe.attention.nvfp4_qat.op import BACKWARD
-from cudnn_fe.attention.operands import deliver
+from cudnn_fe.attention.operands import deliver, softmax_factor
 from cudnn_fe.core.call import call
 from cudnn_fe.core.errors import OptionError
-from cudnn_fe.core.require import require_finite_positive
 from cudnn_fe.core.tuple_dict import TupleDict
 
-__all__ = ["check_hints", "nvfp4_attention_qat_backward", "softmax_factor"]
+__all__ = ["check_hints", "nvfp4_attention_qat_backward"]
 
 _GRADIENTS = ("dq_tensor", "dk_tensor", "dv_tensor")
 _HINTS = ("auto", "triton", "frost")
-
-
-def softmax_factor(q: Any, given: Any) -> float:
-    """The factor of the scores; raises OptionError unless it is finite and above 0."""
-    if given is None:
-        return 1.0 / math.sqrt(max(q.shape[-1], 1))
-    return require_finite_positive(given, "softmax_scale")
 
 
 def check_hints(q: Any, backend: Any, head_chunk: Any, workspace_limit_bytes: Any) -> str | None:
@@ -84,7 +75,7 @@ def nvfp4_attention_qat_backward(
     """
     chosen = check_hints(q_tensor, backend, head_chunk, workspace_limit_bytes)
     operands = (do_tensor, q_tensor, k_tensor, v_tensor, high_precision_o_tensor, lse_tensor)
-    scalars = (softmax_factor(q_tensor, softmax_scale),)
+    scalars = (softmax_factor(q_tensor, softmax_scale, sign="positive"),)
     grads = call(BACKWARD, operands, (("is_causal", is_causal),), scalars, backend=chosen, stream=current_stream)
     placed = deliver(grads, (dq_tensor, dk_tensor, dv_tensor), _GRADIENTS, stream=current_stream)
     return TupleDict(zip(_GRADIENTS, placed, strict=True))

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from cudnn_fe.attention.nvfp4_qat import check_hints, softmax_factor
+from cudnn_fe.attention.nvfp4_qat import check_hints
 from cudnn_fe.attention.nvfp4_qat.op import BACKWARD
+from cudnn_fe.attention.operands import softmax_factor
 from cudnn_fe.core.class_api import OpClass
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec, spec_of
@@ -20,7 +21,7 @@ def _bound(op: Op, given: Mapping[str, Any]) -> tuple[Problem, tuple[TensorSpec 
     problem = op.bind(*(spec_of(sample, name) for name, sample in samples), is_causal=given["is_causal"])
     q = given["sample_q"]
     check_hints(q, given["backend"], given["head_chunk"], given["workspace_limit_bytes"])
-    return problem, problem.outputs, (softmax_factor(q, given["softmax_scale"]),)
+    return problem, problem.outputs, (softmax_factor(q, given["softmax_scale"], sign="positive"),)
 
 
 class Nvfp4AttentionQatBackward(OpClass):
@@ -98,6 +99,6 @@ class Nvfp4AttentionQatBackward(OpClass):
         """Launch into the given outputs on ``current_stream``; a scale of None is the constructor's."""
         run = self._run or self._require_compiled()
         self._check_workspace(workspace)
-        scale = self._scalars[0] if softmax_scale is None else softmax_factor(q_tensor, softmax_scale)
+        scale = self._scalars[0] if softmax_scale is None else softmax_factor(q_tensor, softmax_scale, sign="positive")
         inputs = do_tensor, q_tensor, k_tensor, v_tensor, high_precision_o_tensor, lse_tensor
         run(*inputs, dq_tensor, dk_tensor, dv_tensor, scale, current_stream)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from cudnn_fe.conv.causal_conv1d.chunks import chunk_count
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
-from cudnn_fe.conv.operands import vector_length
+from cudnn_fe.conv.operands import lie_whole, vector_length
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Kernel
@@ -23,11 +24,24 @@ __all__ = ["BACKWARD_KERNELS", "FORWARD_KERNELS", "THREADS", "WIDEST"]
 THREADS = 128
 WIDEST = 8  # taps that stay in registers
 _SHORTEST = 32  # tokens that a chunk of the backward should have
-# Blocks for each multiprocessor that splitting time aims at. The backward along channels fills the registers with two
-# blocks, and one round of them leaves the fewest partial sums; the others hold four to eight at once. Along time, fewer
-# and longer blocks leave multiprocessors idle at the end; along channels, each begins with 40 parameters a thread.
-_FORWARD_WAVES = {"channels": 8, "time": 32}
-_BACKWARD_WAVES = {"channels": 2, "time": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuning:
+    """Bytes of a vector, how many are loaded ahead, and a multiprocessor's blocks: at once, and the least in all."""
+
+    vector_bytes: int
+    unroll: int
+    resident: int
+    waves: int
+
+
+_TUNING = {
+    ("forward", "channels"): _Tuning(16, 4, 4, 8),
+    ("forward", "time"): _Tuning(16, 2, 8, 8),
+    ("backward", "channels"): _Tuning(8, 4, 4, 4),
+    ("backward", "time"): _Tuning(16, 1, 10, 40),
+}
 
 
 def _refuse_wide(problem: Sequences, where: Device) -> str | None:
@@ -54,7 +68,9 @@ def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], fin
     major = _major(problem)
     _, channels, time = problem.extents
     dim, extent = (problem.channel_dim, channels) if major == "channels" else (problem.time_dim, time)
-    vector = vector_length(dim, problem.x, *like_x, itemsize=problem.x.dtype.itemsize)
+    tuning = _TUNING["backward" if backward else "forward", major]
+    itemsize = problem.x.dtype.itemsize
+    vector = min(vector_length(dim, problem.x, *like_x, itemsize=itemsize), max(tuning.vector_bytes // itemsize, 1))
     if problem.width > WIDEST:
         vector = 1
     elif major == "channels" and problem.width > 4:
@@ -72,7 +88,10 @@ def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], fin
         major=major,
         vector=vector,
         lanes=min(next_power_of_two(-(-extent // vector)), THREADS if major == "channels" else 32),
-        waves=_BACKWARD_WAVES[major] if backward else _FORWARD_WAVES[major],
+        whole_taps=major == "channels" and lie_whole(problem.weight, vector),
+        unroll=tuning.unroll,
+        resident=tuning.resident,
+        waves=tuning.waves,
         multiprocessors=where.multiprocessors,
     )
 
@@ -86,17 +105,21 @@ def _backward_spec(problem: CausalConv1dBackward, where: Device) -> ConvSpec:
     return _spec(problem, where, like_x, problem.d_final_states is not None, True)
 
 
+def _select(condition: bool, value: int, other: int) -> int:
+    return value if condition else other
+
+
 def _partial_sums(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[TensorSpec, ...]:
     """(batch * chunks, W+1, D): each chunk of time has sums of its own. The kernel takes the chunks from the shape."""
     batch, channels, time = problem.extents
-    wanted = spec.waves * spec.multiprocessors
     side_by_side = THREADS // spec.lanes
     if spec.major == "channels":
         blocks = -(-channels // (spec.vector * spec.lanes)) * batch
-        chunks = min(max(wanted // blocks, 1) * side_by_side, -(-time // _SHORTEST))
+        chunks = chunk_count(spec, blocks, -(-time // side_by_side), spec.unroll, _select) * side_by_side
+        chunks = min(chunks, -(-time // _SHORTEST))
     else:
         blocks = -(-batch * channels // side_by_side)
-        chunks = min(max(wanted // blocks, 1), -(-time // (spec.vector * spec.lanes)))
+        chunks = chunk_count(spec, blocks, time, spec.vector * spec.lanes * spec.unroll, _select)
     shape = (batch * chunks, spec.width + 1, channels)
     kind = dtype("float64" if spec.x_dtype == "float64" else "float32")
     return (TensorSpec(shape, contiguous_strides(shape), kind, problem.device, 16, "partial_sums"),)

@@ -28,7 +28,7 @@ class _Forward:
     def __call__(self, stream: cuda.CUstream, *tensors: Any) -> None:
         spec = self.spec
         t = named([(name, present) for name, present, _, _ in operands(spec)], tensors)
-        self.filter.launch(stream, t.x, t.weight, t.bias, t.offsets, t.initial, t.y)
+        self.filter.launch(stream, t)
         if cutlass.const_expr(spec.final and spec.width > 1):
             self.states.launch(stream, t.x, t.offsets, t.initial, t.final)
 

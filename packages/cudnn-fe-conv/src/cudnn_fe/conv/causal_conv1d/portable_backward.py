@@ -28,10 +28,10 @@ class _Backward:
     def __call__(self, stream: cuda.CUstream, *tensors: Any) -> None:
         spec = self.spec
         t = named([(name, present) for name, present, _, _ in operands(spec)], tensors)
-        self.filter.launch(stream, t.x, t.weight, t.bias, t.offsets, t.initial, t.dy, t.d_final, t.dx, t.partial)
+        self.filter.launch(stream, t)
         self.sums.launch(stream, t.partial, t.dweight, t.dbias)
         if cutlass.const_expr(spec.initial and spec.width > 1):
-            self.initial.launch(stream, t.x, t.weight, t.bias, t.offsets, t.initial, t.dy, t.d_final, t.d_initial)
+            self.initial.launch(stream, t)
 
 
 def operands(spec: ConvSpec) -> list[tuple[str, bool, str, int]]:

@@ -1,171 +1,167 @@
-"""The forward convolution with vectors along channels: each thread walks time with its last W-1 samples in registers.
+"""The convolution with vectors along channels: each thread walks time with its last W-1 samples in registers.
 
 Threads side by side take neighbouring vectors of channels, so every step of a warp reads and writes whole lines. Time
-is cut into chunks, for there to be enough threads; a chunk begins by reading the W-1 samples before it.
+is cut into chunks, for there to be enough threads; a chunk begins by reading the W-1 samples before it. What a thread
+needs next is on its way while it works on what came before.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import Int32, cute
 
+from cudnn_fe.conv.causal_conv1d.chunks import chunk_count
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
+from cudnn_fe.conv.causal_conv1d.portable_ahead import Ahead, arrived, fetch, widen_words
+from cudnn_fe.conv.causal_conv1d.portable_cursor import Cursor, advance, check_offsets, seek
 from cudnn_fe.conv.portable_parts import (
     THREADS,
-    Cursor,
     activated,
-    advance,
     at,
+    bundle,
     ceil_div,
-    check_offsets,
-    column,
-    fill,
-    raw,
+    dot,
+    keep_rows,
+    launch_limits,
+    load_parameters,
+    picked,
     read,
     read_states,
-    seek,
+    registers,
+    rows_of,
     sequence_view,
-    wide_type,
-    widen,
     write,
-    zeros,
 )
 
-__all__ = ["ChannelsForward", "fill_window", "load_parameters"]
-
-_UNROLL = 8  # tokens whose loads are in flight together
+__all__ = ["ChannelsForward", "ChannelsWalk", "enter", "fill_window"]
 
 
-class ChannelsForward:
-    """The kernel for a spec."""
+class ChannelsWalk:
+    """What forward and backward share: which thread has which channels and which chunk of time.
+
+    Attributes:
+        names: The tensors that the kernel takes.
+        spec: What it is compiled for.
+        groups: Chunks of time that a block has.
+    """
+
+    names: ClassVar[tuple[str, ...]]
 
     def __init__(self, spec: ConvSpec) -> None:
         self.spec = spec
         self.groups = THREADS // spec.lanes
 
-    @cute.jit
-    def launch(self, stream: cuda.CUstream, x: Any, weight: Any, bias: Any, offsets: Any, initial: Any, y: Any) -> None:
-        """Fill y."""
+    def chunks_of(self, t: SimpleNamespace, channel_blocks: Any) -> Any:
+        """Into how many chunks time is cut."""
+        raise NotImplementedError
+
+    def walk(self, t: Any, row: Any, channel: Any, first: Any, stop: Any, slot: Any) -> None:
+        """Tokens ``first`` to ``stop`` of one vector of channels; partial sums go to ``slot``."""
+        raise NotImplementedError
+
+    def launch(self, stream: cuda.CUstream, t: SimpleNamespace) -> None:
+        """Launch on named tensors."""
         spec = self.spec
-        batch, channels, time = (Int32(x.shape[spec.layout.index(dim)]) for dim in "BDT")
+        batch, channels, time = (Int32(t.x.shape[spec.layout.index(dim)]) for dim in "BDT")
         channel_blocks = ceil_div(channels, spec.vector * spec.lanes)
-        wanted = cutlass.max(Int32(spec.waves * spec.multiprocessors) // (channel_blocks * batch), Int32(1))
-        chunk = ceil_div(ceil_div(time, wanted * self.groups), _UNROLL) * _UNROLL
-        chunk_blocks = ceil_div(time, chunk * self.groups)
-        self.kernel(x, weight, bias, offsets, initial, y, chunk, chunk_blocks, channel_blocks).launch(
-            grid=(channel_blocks * chunk_blocks * batch, 1, 1), block=(THREADS, 1, 1), stream=stream
+        chunks = self.chunks_of(t, channel_blocks)
+        chunk = ceil_div(ceil_div(time, chunks), spec.unroll) * spec.unroll
+        chunk_blocks = ceil_div(chunks, self.groups)
+        self.kernel(chunk, chunks, chunk_blocks, channel_blocks, picked(t, self.names)).launch(
+            grid=(channel_blocks * chunk_blocks * batch, 1, 1), **launch_limits(self.spec, stream)
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        x: cute.Tensor,
-        weight: cute.Tensor,
-        bias: Any,
-        offsets: Any,
-        initial: Any,
-        y: cute.Tensor,
-        chunk: Int32,
-        chunk_blocks: Int32,
-        channel_blocks: Int32,
-    ) -> None:
+    def kernel(self, chunk: Int32, chunks: Int32, chunk_blocks: Int32, channel_blocks: Int32, tensors: Any) -> None:
         """One block: neighbouring vectors of channels, some chunks of time."""
         spec = self.spec
+        t = bundle(self.names, tensors)
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        channels, time = (Int32(x.shape[spec.layout.index(dim)]) for dim in "DT")
+        channels, time = (Int32(t.x.shape[spec.layout.index(dim)]) for dim in "DT")
         if cutlass.const_expr(spec.packed):
             if block == 0:
-                check_offsets(offsets, time)
+                check_offsets(t.offsets, time)
         rest = block // channel_blocks
         row = rest // chunk_blocks
         channel = ((block - rest * channel_blocks) * spec.lanes + thread % spec.lanes) * spec.vector
-        first = ((rest - row * chunk_blocks) * self.groups + thread // spec.lanes) * chunk
-        if channel < channels and first < time:
-            self.walk(x, weight, bias, offsets, initial, y, row, channel, first, cutlass.min(first + chunk, time))
+        index = (rest - row * chunk_blocks) * self.groups + thread // spec.lanes
+        if channel < channels and index < chunks:
+            # A chunk past the end has no tokens.
+            first = cutlass.min(index * chunk, time)
+            self.walk(t, row, channel, first, cutlass.min(first + chunk, time), row * chunks + index)
+
+
+class ChannelsForward(ChannelsWalk):
+    """y."""
+
+    names = ("x", "weight", "bias", "offsets", "initial", "y")
+
+    def chunks_of(self, t: SimpleNamespace, channel_blocks: Any) -> Any:
+        """As many as keep the chip busy, with some groups of tokens for each thread."""
+        batch, time = (Int32(t.x.shape[self.spec.layout.index(dim)]) for dim in "BT")
+        unroll, blocks = self.spec.unroll, channel_blocks * batch
+        count = chunk_count(self.spec, blocks, ceil_div(time, self.groups), unroll, cutlass.select_)
+        return cutlass.min(count * self.groups, ceil_div(time, 4 * unroll))
 
     @cute.jit
-    def walk(
-        self,
-        x: Any,
-        weight: Any,
-        bias: Any,
-        offsets: Any,
-        initial: Any,
-        y: Any,
-        row: Int32,
-        channel: Int32,
-        first: Int32,
-        stop: Int32,
-    ) -> None:
+    def walk(self, t: Any, row: Int32, channel: Int32, first: Int32, stop: Int32, slot: Int32) -> None:
         """Tokens ``first`` to ``stop`` of one vector of channels."""
-        spec, count, width = self.spec, self.spec.vector, self.spec.width
-        source, target = sequence_view(x, spec), sequence_view(y, spec)
-        taps, shift = load_parameters(spec, weight, bias, channel, count)
-        cursor = Cursor(spec.packed, offsets, row, x.shape[spec.layout.index("T")])
-        seek(cursor, first)
-        window = cute.make_rmem_tensor(max(width - 1, 1) * count, wide_type(spec.x_dtype))
-        fill_window(spec, window, cursor, source, initial, row, channel, first)
-        for turn in cutlass.range(ceil_div(stop - first, _UNROLL), unroll=1):
-            token = first + turn * _UNROLL
-            self.enter(window, cursor, source, initial, row, channel, token)
-            if token + _UNROLL <= cutlass.min(stop, cursor.end):
-                address = at(source, row, channel, token)
-                loaded = [raw(source.dtype, address + step * source.strides[2], count) for step in range(_UNROLL)]
-                samples = [[window[lag * count + i] for i in range(count)] for lag in range(width - 1)]
+        spec, count, width, unroll = self.spec, self.spec.vector, self.spec.width, self.spec.unroll
+        source, target = sequence_view(t.x, spec), sequence_view(t.y, spec)
+        ahead = Ahead(source, unroll, count)
+        if first + unroll <= stop:
+            fetch(ahead, at(source, row, channel, first), source.strides[2])
+        taps, shift = load_parameters(spec, t.weight, t.bias, channel, count)
+        cursor = Cursor(spec.packed, t.offsets, row, t.x.shape[spec.layout.index("T")])
+        seek(cursor, cutlass.min(first, cursor.time - 1))
+        window = registers(spec, (width - 1) * count)
+        fill_window(spec, window, cursor, source, t.initial, row, channel, first)
+        for turn in cutlass.range(ceil_div(stop - first, unroll), unroll=1):
+            token = first + turn * unroll
+            enter(spec, window, cursor, source, t.initial, row, channel, token)
+            words = arrived(ahead)
+            if token + 2 * unroll <= stop:
+                fetch(ahead, at(source, row, channel, token + unroll), source.strides[2])
+            if token + unroll <= cutlass.min(stop, cursor.end):
+                samples = [*rows_of(window, width - 1, count), *widen_words(spec, ahead, words)]
                 goal = at(target, row, channel, token)
-                for step in cutlass.range_constexpr(_UNROLL):
-                    samples.append(widen(spec, loaded[step], count))
-                    values = _filtered(samples[-width:], taps, shift, spec.silu)
+                for step in cutlass.range_constexpr(unroll):
+                    z = dot(samples[step : step + width], taps, shift)
+                    values = [activated(value, spec.silu) for value in z]
                     write(spec, target.dtype, goal + step * target.strides[2], values)
-                _keep(window, samples[len(samples) - (width - 1) :])
+                keep_rows(window, samples[unroll:])
             else:
-                for step in cutlass.range(cutlass.min(Int32(_UNROLL), stop - token), unroll=1):
+                for step in cutlass.range(cutlass.min(Int32(unroll), stop - token), unroll=1):
                     one = token + step
-                    self.enter(window, cursor, source, initial, row, channel, one)
-                    held = [[window[lag * count + i] for i in range(count)] for lag in range(width - 1)]
+                    enter(spec, window, cursor, source, t.initial, row, channel, one)
+                    held = rows_of(window, width - 1, count)
                     held.append(read(spec, source.dtype, at(source, row, channel, one), count))
-                    values = _filtered(held, taps, shift, spec.silu)
-                    write(spec, target.dtype, at(target, row, channel, one), values)
-                    _keep(window, held[1:])
-
-    @cute.jit
-    def enter(
-        self, window: Any, cursor: Any, source: Any, initial: Any, row: Int32, channel: Int32, token: Int32
-    ) -> None:
-        """Start the window anew where a packed sequence begins."""
-        if cutlass.const_expr(self.spec.packed):
-            if token >= cursor.end:
-                advance(cursor, token)
-                fill_window(self.spec, window, cursor, source, initial, row, channel, token)
+                    values_of_one = [activated(value, spec.silu) for value in dot(held, taps, shift)]
+                    write(spec, target.dtype, at(target, row, channel, one), values_of_one)
+                    keep_rows(window, held[1:])
 
 
-def load_parameters(spec: ConvSpec, weight: Any, bias: Any, channel: Any, count: int) -> tuple[Any, Any]:
-    """Taps by (tap, channel), oldest first, and the bias of each channel or None."""
-
-    def scalar(tensor: Any, *place: Any) -> Any:
-        return read(spec, tensor.element_type, column(tensor, *place), 1)[0]
-
-    taps = [[scalar(weight, channel + i, tap) for i in range(count)] for tap in range(spec.width)]
-    return taps, None if bias is None else [scalar(bias, channel + i) for i in range(count)]
-
-
-def _filtered(samples: list[list[Any]], taps: list[list[Any]], shift: Any, silu: bool) -> list[Any]:
-    values = []
-    for i in range(len(taps[0])):
-        total = samples[0][i] * taps[0][i]
-        for sample, tap in zip(samples[1:], taps[1:], strict=True):
-            total += sample[i] * tap[i]
-        values.append(activated(total if shift is None else total + shift[i], silu))
-    return values
-
-
-def _keep(window: Any, samples: list[list[Any]]) -> None:
-    for lag, sample in enumerate(samples):
-        fill(window, lag * len(sample), sample)
+@cute.jit
+def enter(
+    spec: cutlass.Constexpr,
+    window: Any,
+    cursor: Any,
+    source: Any,
+    initial: Any,
+    row: Int32,
+    channel: Int32,
+    token: Int32,
+) -> None:
+    """Start the window anew where a packed sequence begins."""
+    if cutlass.const_expr(spec.packed):
+        if token >= cursor.end:
+            advance(cursor, token)
+            fill_window(spec, window, cursor, source, initial, row, channel, token)
 
 
 @cute.jit
@@ -180,14 +176,15 @@ def fill_window(
     token: Int32,
 ) -> None:
     """The W-1 samples before a token: of its own sequence, then of its initial state, else zeros."""
-    count, width = spec.vector, spec.width
-    position = token - cursor.start
-    for lag in cutlass.range_constexpr(1, width):
-        slot = (width - 1 - lag) * count
-        if position >= lag:
-            fill(window, slot, read(spec, source.dtype, at(source, row, channel, token - lag), count))
-        elif cutlass.const_expr(initial is not None):
-            lane = cutlass.max(width - 1 - lag + position, Int32(0))
-            fill(window, slot, read_states(spec, initial, cursor.sequence, channel, lane, count))
-        else:
-            fill(window, slot, zeros(spec, count))
+    count, before = spec.vector, spec.width - 1
+    if cutlass.const_expr(before > 0):
+        position = token - cursor.start
+        history = Ahead(source, before, count)
+        held = [Int32(position >= before - slot) for slot in range(before)]
+        fetch(history, at(source, row, channel, token - before), source.strides[2], held)
+        keep_rows(window, widen_words(spec, history, arrived(history)))
+        if cutlass.const_expr(initial is not None):
+            for slot in cutlass.range_constexpr(before):
+                lane = slot + position
+                if lane < before:
+                    keep_rows(window, [read_states(spec, initial, cursor.sequence, channel, lane, count)], slot)

@@ -6,6 +6,7 @@ sample for eight products.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -14,21 +15,20 @@ from cutlass import Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
 from cudnn_fe.conv.causal_conv1d.portable import operands
+from cudnn_fe.conv.causal_conv1d.portable_cursor import Cursor, advance, check_offsets, seek
 from cudnn_fe.conv.causal_conv1d.portable_states import FinalStates
 from cudnn_fe.conv.portable_parts import (
     THREADS,
-    Cursor,
     activated,
-    advance,
     at,
+    bundle,
     ceil_div,
-    check_offsets,
     column,
     fake,
     fill,
+    picked,
     read,
     read_states,
-    seek,
     sequence_view,
     slope,
     wide_type,
@@ -39,6 +39,7 @@ from cudnn_fe.core.cute.arguments import named
 
 __all__ = ["RESULTS", "LongFilter", "fake_arguments", "launcher", "locate"]
 
+_NAMES = ("x", "weight", "bias", "offsets", "initial", "dy", "target")
 RESULTS = 8  # neighbours in time that one thread makes
 
 
@@ -48,68 +49,33 @@ class LongFilter:
     def __init__(self, spec: ConvSpec) -> None:
         self.spec = spec
 
-    @cute.jit
-    def launch(
-        self,
-        stream: cuda.CUstream,
-        x: Any,
-        weight: Any,
-        bias: Any,
-        offsets: Any,
-        initial: Any,
-        dy: Any,
-        target: Any,
-    ) -> None:
+    def launch(self, stream: cuda.CUstream, t: SimpleNamespace, target: Any) -> None:
         """Fill y, or dz from dy."""
-        blocks, inner = grid_of(self.spec, x)
-        self.kernel(x, weight, bias, offsets, initial, dy, target, inner).launch(
-            grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream
-        )
+        blocks, inner = grid_of(self.spec, t.x)
+        tensors = (*picked(t, _NAMES[:-1]), target)
+        self.kernel(inner, tensors).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(
-        self,
-        x: cute.Tensor,
-        weight: cute.Tensor,
-        bias: Any,
-        offsets: Any,
-        initial: Any,
-        dy: Any,
-        target: cute.Tensor,
-        inner: Int32,
-    ) -> None:
+    def kernel(self, inner: Int32, tensors: Any) -> None:
         """Eight results of each thread."""
-        spec = self.spec
+        spec, t = self.spec, bundle(_NAMES, tensors)
         block, _, _ = cute.arch.block_idx()
-        time = Int32(x.shape[spec.layout.index("T")])
+        time = Int32(t.x.shape[spec.layout.index("T")])
         if cutlass.const_expr(spec.packed):
             if block == 0:
-                check_offsets(offsets, time)
-        row, channel, token = locate(spec, x, inner)
-        if token < time and channel < Int32(x.shape[spec.layout.index("D")]):
-            self.filter(x, weight, bias, offsets, initial, dy, target, row, channel, token, time)
+                check_offsets(t.offsets, time)
+        row, channel, token = locate(spec, t.x, inner)
+        if token < time and channel < Int32(t.x.shape[spec.layout.index("D")]):
+            self.filter(t, row, channel, token, time)
 
     @cute.jit
-    def filter(
-        self,
-        x: Any,
-        weight: Any,
-        bias: Any,
-        offsets: Any,
-        initial: Any,
-        dy: Any,
-        target: Any,
-        row: Int32,
-        channel: Int32,
-        token: Int32,
-        time: Int32,
-    ) -> None:
+    def filter(self, t: Any, row: Int32, channel: Int32, token: Int32, time: Int32) -> None:
         """Results from ``token`` on."""
         spec, width = self.spec, self.spec.width
-        source, goal = sequence_view(x, spec), sequence_view(target, spec)
+        source, goal = sequence_view(t.x, spec), sequence_view(t.target, spec)
         totals = cute.make_rmem_tensor(RESULTS, wide_type(spec.x_dtype))
         fill(totals, 0, zeros(spec, RESULTS))
-        cursor = Cursor(spec.packed, offsets, row, time)
+        cursor = Cursor(spec.packed, t.offsets, row, time)
         seek(cursor, token)
         if token - cursor.start >= width - 1 and token + RESULTS <= cursor.end:
             window = cute.make_rmem_tensor(RESULTS, wide_type(spec.x_dtype))
@@ -118,7 +84,7 @@ class LongFilter:
             for tap in cutlass.range(width, unroll=8):
                 newest = at(source, row, channel, token - width + tap + RESULTS)
                 fill(window, RESULTS - 1, read(spec, source.dtype, newest, 1))
-                factor = read(spec, weight.element_type, column(weight, channel, tap), 1)[0]
+                factor = read(spec, t.weight.element_type, column(t.weight, channel, tap), 1)[0]
                 fill(totals, 0, [totals[i] + window[i] * factor for i in range(RESULTS)])
                 fill(window, 0, [window[i + 1] for i in range(RESULTS - 1)])
         else:
@@ -133,21 +99,21 @@ class LongFilter:
                         if position >= lag:
                             place = at(source, row, channel, token + index - lag)
                             fill(sample, 0, read(spec, source.dtype, place, 1))
-                        elif cutlass.const_expr(initial is not None):
+                        elif cutlass.const_expr(t.initial is not None):
                             lane = cutlass.max(width - 1 - lag + position, Int32(0))
-                            fill(sample, 0, read_states(spec, initial, cursor.sequence, channel, lane, 1))
-                        factor = read(spec, weight.element_type, column(weight, channel, tap), 1)[0]
+                            fill(sample, 0, read_states(spec, t.initial, cursor.sequence, channel, lane, 1))
+                        factor = read(spec, t.weight.element_type, column(t.weight, channel, tap), 1)[0]
                         fill(totals, index, [totals[index] + sample[0] * factor])
-        if cutlass.const_expr(bias is not None):
-            shift = read(spec, bias.element_type, column(bias, channel), 1)[0]
+        if cutlass.const_expr(t.bias is not None):
+            shift = read(spec, t.bias.element_type, column(t.bias, channel), 1)[0]
             fill(totals, 0, [totals[i] + shift for i in range(RESULTS)])
         for index in cutlass.range_constexpr(RESULTS):
             if token + index < time:
                 place = at(goal, row, channel, token + index)
-                if cutlass.const_expr(dy is None):
+                if cutlass.const_expr(t.dy is None):
                     write(spec, goal.dtype, place, [activated(totals[index], spec.silu)])
                 else:
-                    upstream = sequence_view(dy, spec)
+                    upstream = sequence_view(t.dy, spec)
                     grad = read(spec, upstream.dtype, at(upstream, row, channel, token + index), 1)[0]
                     if cutlass.const_expr(spec.silu):
                         grad = grad * slope(totals[index])
@@ -187,7 +153,7 @@ class _Forward:
     def __call__(self, stream: cuda.CUstream, *tensors: Any) -> None:
         spec = self.spec
         t = named([(name, present) for name, present, _, _ in operands(spec)], tensors)
-        self.filter.launch(stream, t.x, t.weight, t.bias, t.offsets, t.initial, None, t.y)
+        self.filter.launch(stream, t, t.y)
         if cutlass.const_expr(spec.final):
             self.states.launch(stream, t.x, t.offsets, t.initial, t.final)
 

@@ -9,6 +9,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
+from cudnn_fe.conv.causal_conv1d.portable_cursor import span_of
 from cudnn_fe.conv.portable_parts import THREADS, at, ceil_div, put, raw, sequence_view, states_view, write, zeros
 
 __all__ = ["FinalStates"]
@@ -36,12 +37,7 @@ class FinalStates:
         sequence = block // blocks
         channel = (block - sequence * blocks) * THREADS + thread
         time = Int32(x.shape[spec.layout.index("T")])
-        row, start, end = sequence, Int32(0), time
-        if cutlass.const_expr(spec.packed):
-            row = Int32(0)
-            # Bad offsets trap elsewhere; here they must not become bad addresses.
-            end = cutlass.max(cutlass.min(Int32(offsets[sequence + 1]), time), Int32(0))
-            start = cutlass.max(cutlass.min(Int32(offsets[sequence]), end), Int32(0))
+        row, start, end = span_of(spec, offsets, sequence, time)
         if channel < Int32(final.shape[1]):
             source, target = sequence_view(x, spec), states_view(final)
             for lane in cutlass.range(lanes, unroll=4):

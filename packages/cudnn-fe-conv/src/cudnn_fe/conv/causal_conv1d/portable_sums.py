@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -10,17 +11,20 @@ from cutlass import Int32, cute
 from cutlass.memory import SmemAllocator
 
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
-from cudnn_fe.conv.causal_conv1d.portable_channels import load_parameters
+from cudnn_fe.conv.causal_conv1d.portable_backward_time import token_slope
+from cudnn_fe.conv.causal_conv1d.portable_cursor import span_of
 from cudnn_fe.conv.portable_parts import (
     THREADS,
     at,
+    bundle,
     ceil_div,
     column,
     fill,
+    load_parameters,
+    picked,
     read,
     read_states,
-    sequence_view,
-    slope,
+    registers,
     states_view,
     view,
     wide_type,
@@ -31,6 +35,7 @@ from cudnn_fe.conv.portable_parts import (
 __all__ = ["InitialGradient", "SumPartials"]
 
 _COLUMNS, _GROUPS, _UNROLL = 32, 8, 4
+_INITIAL = ("x", "weight", "bias", "offsets", "initial", "dy", "d_final", "d_initial")
 
 
 class SumPartials:
@@ -86,94 +91,41 @@ class InitialGradient:
     def __init__(self, spec: ConvSpec) -> None:
         self.spec = spec
 
-    @cute.jit
-    def launch(
-        self,
-        stream: cuda.CUstream,
-        x: Any,
-        weight: Any,
-        bias: Any,
-        offsets: Any,
-        initial: Any,
-        dy: Any,
-        d_final: Any,
-        d_initial: Any,
-    ) -> None:
+    def launch(self, stream: cuda.CUstream, t: SimpleNamespace) -> None:
         """Fill d_initial (S, D, W-1)."""
-        blocks = ceil_div(Int32(d_initial.shape[1]), THREADS)
-        self.kernel(x, weight, bias, offsets, initial, dy, d_final, d_initial, blocks).launch(
-            grid=(blocks * Int32(d_initial.shape[0]), 1, 1), block=(THREADS, 1, 1), stream=stream
+        blocks = ceil_div(Int32(t.d_initial.shape[1]), THREADS)
+        self.kernel(blocks, picked(t, _INITIAL)).launch(
+            grid=(blocks * Int32(t.d_initial.shape[0]), 1, 1), block=(THREADS, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        x: cute.Tensor,
-        weight: cute.Tensor,
-        bias: Any,
-        offsets: Any,
-        initial: cute.Tensor,
-        dy: cute.Tensor,
-        d_final: Any,
-        d_initial: cute.Tensor,
-        blocks: Int32,
-    ) -> None:
+    def kernel(self, blocks: Int32, tensors: Any) -> None:
         """Channels of one sequence."""
         spec = self.spec
+        t = bundle(_INITIAL, tensors)
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         sequence = block // blocks
         channel = (block - sequence * blocks) * THREADS + thread
-        time = Int32(x.shape[spec.layout.index("T")])
-        row, start, end = sequence, Int32(0), time
-        if cutlass.const_expr(spec.packed):
-            row = Int32(0)
-            # Bad offsets trap elsewhere; here they must not become bad addresses.
-            end = cutlass.max(cutlass.min(Int32(offsets[sequence + 1]), time), Int32(0))
-            start = cutlass.max(cutlass.min(Int32(offsets[sequence]), end), Int32(0))
-        if channel < Int32(d_initial.shape[1]):
-            self.lanes_of(x, weight, bias, initial, dy, d_final, d_initial, sequence, row, channel, start, end - start)
+        row, start, end = span_of(spec, t.offsets, sequence, Int32(t.x.shape[spec.layout.index("T")]))
+        if channel < Int32(t.d_initial.shape[1]):
+            self.lanes_of(t, sequence, row, channel, start, end - start)
 
     @cute.jit
-    def lanes_of(
-        self,
-        x: Any,
-        weight: Any,
-        bias: Any,
-        initial: Any,
-        dy: Any,
-        d_final: Any,
-        d_initial: Any,
-        sequence: Int32,
-        row: Int32,
-        channel: Int32,
-        start: Int32,
-        length: Int32,
-    ) -> None:
+    def lanes_of(self, t: Any, sequence: Int32, row: Int32, channel: Int32, start: Int32, length: Int32) -> None:
         """All lanes of one sequence and channel."""
-        spec, lanes = self.spec, self.spec.width - 1
-        source, upstream, target = sequence_view(x, spec), sequence_view(dy, spec), states_view(d_initial)
-        rows, shifts = load_parameters(spec, weight, bias, channel, 1)
-        taps, shift = [tap[0] for tap in rows], None if shifts is None else shifts[0]
-        totals = cute.make_rmem_tensor(lanes, wide_type(spec.x_dtype))
-        fill(totals, 0, zeros(spec, lanes))
+        spec, lanes, target = self.spec, self.spec.width - 1, states_view(t.d_initial)
+        taps, shift = load_parameters(spec, t.weight, t.bias, channel, 1)
+        totals = registers(spec, lanes)
         for position in cutlass.range_constexpr(lanes):
             if position < length:
-                # Lanes position..W-2 of the initial state, then the sequence's own samples.
-                samples = [read_states(spec, initial, sequence, channel, lane, 1)[0] for lane in range(position, lanes)]
-                for own in cutlass.range_constexpr(position + 1):
-                    samples.append(read(spec, source.dtype, at(source, row, channel, start + own), 1)[0])
-                dz = read(spec, upstream.dtype, at(upstream, row, channel, start + position), 1)[0]
-                if cutlass.const_expr(spec.silu):
-                    z = samples[0] * taps[0]
-                    for sample, tap in zip(samples[1:], taps[1:], strict=True):
-                        z += sample * tap
-                    dz = dz * slope(z if shift is None else z + shift)
+                token = start + position
+                dz = token_slope(spec, t, taps, shift, sequence, row, channel, token, Int32(position))
                 for lane in cutlass.range_constexpr(position, lanes):
-                    fill(totals, lane, [totals[lane] + dz * taps[lane - position]])
+                    fill(totals, lane, [totals[lane] + dz * taps[lane - position][0]])
         for lane in cutlass.range_constexpr(lanes):
-            if cutlass.const_expr(d_final is not None):
+            if cutlass.const_expr(t.d_final is not None):
                 if lane >= length:
-                    more = read_states(spec, d_final, sequence, channel, lane - length, 1)[0]
+                    more = read_states(spec, t.d_final, sequence, channel, lane - length, 1)[0]
                     fill(totals, lane, [totals[lane] + more])
             write(spec, target.dtype, at(target, sequence, channel, lane), [totals[lane]])

@@ -20,8 +20,9 @@ class UpdateSpec:
         lanes: Samples L that a slot holds.
         ring: Whether slots are rings, and the samples seen come along.
         indexed: Whether slots are named by indices.
-        vector: Channels that one thread takes; x, states and output hold them side by side.
+        vector: Channels that one thread takes; x and output hold them side by side.
         whole_taps: Whether a thread's taps lie in one aligned piece.
+        whole_states: Whether its states do, which are then shifted in registers; else lanes hold channels side by side.
     """
 
     x_dtype: str
@@ -34,3 +35,4 @@ class UpdateSpec:
     indexed: bool
     vector: int
     whole_taps: bool
+    whole_states: bool

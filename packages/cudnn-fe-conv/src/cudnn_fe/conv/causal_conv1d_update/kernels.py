@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudnn_fe.conv.causal_conv1d_update.kernel_spec import UpdateSpec
-from cudnn_fe.conv.operands import vector_length
+from cudnn_fe.conv.operands import lie_whole, vector_length
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
@@ -26,27 +26,33 @@ def _refuse(problem: CausalConv1dUpdate, where: Device) -> str | None:
     )
 
 
+def _power_below(count: int) -> int:
+    return 1 << max(count, 1).bit_length() - 1
+
+
 def _specialise(problem: CausalConv1dUpdate, where: Device) -> UpdateSpec:
     del where
     _, _, _, lanes = problem.extents
-    wanted = (problem.x, problem.conv_state, problem.outputs[0])
-    vector = vector_length(1, *wanted, itemsize=problem.x.dtype.itemsize)
-    if max(lanes, problem.width) > _FEW_LANES:
+    itemsize, few = problem.x.dtype.itemsize, max(lanes, problem.width) <= _FEW_LANES
+    samples, ring = (problem.x, problem.outputs[0]), problem.cache_seqlens is not None
+    # One 16-byte piece of states for each thread: more would lie too far apart for threads side by side.
+    pieces = min(vector_length(1, *samples, itemsize=itemsize), _power_below(16 // (max(lanes, 1) * itemsize)))
+    whole_states = few and not ring and lanes > 0 and lie_whole(problem.conv_state, pieces)
+    vector = pieces if whole_states else vector_length(1, *samples, problem.conv_state, itemsize=itemsize)
+    if not few:
         vector = 1
-    weight = problem.weight
-    piece = vector * problem.width * weight.dtype.itemsize
-    compact = weight.strides[1] == 1 and weight.strides[0] == problem.width
     return UpdateSpec(
         x_dtype=problem.x.dtype.name,
-        weight_dtype=weight.dtype.name,
+        weight_dtype=problem.weight.dtype.name,
         bias_dtype=problem.bias.dtype.name if problem.bias is not None else None,
         silu=problem.activation == "silu",
         width=problem.width,
         lanes=lanes,
-        ring=problem.cache_seqlens is not None,
+        ring=ring,
         indexed=problem.conv_state_indices is not None,
         vector=vector,
-        whole_taps=compact and weight.alignment >= min(piece & -piece, 16) and problem.width <= _FEW_LANES,
+        whole_taps=few and lie_whole(problem.weight, vector),
+        whole_states=whole_states,
     )
 
 

@@ -18,8 +18,11 @@ from cudnn_fe.conv.portable_parts import (
     at,
     ceil_div,
     column,
+    dot,
     fake,
     fill,
+    load_shift,
+    load_taps,
     put,
     raw,
     read,
@@ -127,20 +130,24 @@ class _Update:
         held = states_view(state)
         newest = raw(x.element_type, column(x, row, channel), count)
         totals = cute.make_rmem_tensor(count, wide_type(spec.x_dtype))
+        # Before the first store: behind one, which waits for the states, no load can be moved up.
+        shift = load_shift(spec, bias, channel, count)
         if cutlass.const_expr(max(width, lanes) <= _FEW):
-            taps = self.taps(weight, channel)
-            if cutlass.const_expr(spec.ring):
+            taps = load_taps(spec, weight, channel, count)
+            if cutlass.const_expr(spec.whole_states):
+                samples = _shifted(spec, held.dtype, at(held, slot, channel, 0), newest)
+            elif cutlass.const_expr(spec.ring):
                 places = [_modulo(turned - (width - 1 - tap), lanes) for tap in range(width - 1)]
                 samples = [raw(held.dtype, at(held, slot, channel, place), count) for place in places]
             else:
                 samples = [raw(held.dtype, at(held, slot, channel, lane), count) for lane in range(lanes)]
             history = [widen(spec, sample, count) for sample in [*samples, newest]][-width:]
-            fill(totals, 0, [_dot(history, taps, i) for i in range(count)])
-            if cutlass.const_expr(not spec.ring and lanes > 0):
+            fill(totals, 0, dot(history, taps, shift))
+            if cutlass.const_expr(not spec.ring and not spec.whole_states):
                 for lane in cutlass.range_constexpr(lanes - 1):
                     put(held.dtype, at(held, slot, channel, lane), samples[lane + 1], count)
         else:
-            fill(totals, 0, zeros(spec, count))
+            fill(totals, 0, zeros(spec, count) if shift is None else shift)
             for tap in cutlass.range(width - 1, unroll=4):
                 lane = lanes - (width - 1) + tap
                 if cutlass.const_expr(spec.ring):
@@ -154,34 +161,28 @@ class _Update:
                 for lane in cutlass.range(lanes - 1, unroll=1):
                     moved = raw(held.dtype, at(held, slot, channel, lane + 1), 1)
                     put(held.dtype, at(held, slot, channel, lane), moved, 1)
-        if cutlass.const_expr(lanes > 0):
+        if cutlass.const_expr(lanes > 0 and not spec.whole_states):
             goal = turned if spec.ring else Int32(lanes - 1)
             put(held.dtype, at(held, slot, channel, goal), newest, count)
-        values = []
-        for i in cutlass.range_constexpr(count):
-            total = totals[i]
-            if cutlass.const_expr(bias is not None):
-                total += read(spec, bias.element_type, column(bias, channel + i), 1)[0]
-            values.append(activated(total, spec.silu))
+        values = [activated(totals[i], spec.silu) for i in range(count)]
         write(spec, y.element_type, column(y, row, channel), values)
 
-    def taps(self, weight: Any, channel: Any) -> list[list[Any]]:
-        """Taps by (tap, channel), oldest first."""
-        spec, count, width = self.spec, self.spec.vector, self.spec.width
-        if spec.whole_taps:
-            whole = read(spec, weight.element_type, column(weight, channel), count * width)
-            return [[whole[i * width + tap] for i in range(count)] for tap in range(width)]
-        return [
-            [read(spec, weight.element_type, column(weight, channel + i, tap), 1)[0] for i in range(count)]
-            for tap in range(width)
-        ]
 
-
-def _dot(history: list[list[Any]], taps: list[list[Any]], channel: int) -> Any:
-    total = history[0][channel] * taps[0][channel]
-    for sample, tap in zip(history[1:], taps[1:], strict=True):
-        total += sample[channel] * tap[channel]
-    return total
+def _shifted(spec: UpdateSpec, dtype: Any, address: Any, newest: Any) -> list[Any]:
+    """Shift the states of a vector of channels, one piece of memory; returns each lane's samples from before."""
+    count, lanes = spec.vector, spec.lanes
+    before, after = (cute.make_rmem_tensor(count * lanes, dtype) for _ in range(2))
+    before.store(raw(dtype, address, count * lanes))
+    fresh, samples = cute.make_rmem_tensor(count, dtype), []
+    fresh.store(newest)
+    for lane in range(lanes):
+        sample = cute.make_rmem_tensor(count, dtype)
+        fill(sample, 0, [before[i * lanes + lane] for i in range(count)])
+        samples.append(sample.load())
+        for i in range(count):
+            after[i * lanes + lane] = before[i * lanes + lane + 1] if lane + 1 < lanes else fresh[i]
+    put(dtype, address, after.load(), count * lanes)
+    return samples
 
 
 def _modulo(value: Any, divisor: int) -> Any:

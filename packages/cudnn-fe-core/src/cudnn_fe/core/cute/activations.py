@@ -5,11 +5,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import cutlass
 from cutlass import Float32, cute
 
 from cudnn_fe.core.cute.ptx_base import assemble
 
-__all__ = ["GEGLU_ALPHA", "GEGLU_CLAMP", "geglu", "geglu_gradient", "sigmoid", "silu", "swiglu", "swiglu_gradient"]
+__all__ = [
+    "GEGLU_ALPHA",
+    "GEGLU_CLAMP",
+    "geglu",
+    "geglu_gradient",
+    "rectified",
+    "sigmoid",
+    "silu",
+    "situglu",
+    "swiglu",
+    "swiglu_gradient",
+    "tanh",
+]
 
 GEGLU_ALPHA, GEGLU_CLAMP = 1.702, 7.0
 _LOG2_E = math.log2(math.e)
@@ -18,6 +31,16 @@ _LOG2_E = math.log2(math.e)
 def sigmoid(gate: Float32) -> Float32:
     """``1 / (1 + exp2(-gate * log2(e)))``, approximate exponential and reciprocal: two special-function slots."""
     return cute.arch.rcp_approx(Float32(1.0) + cute.math.exp2(gate * Float32(-_LOG2_E), fastmath=True))
+
+
+def tanh(x: Float32) -> Float32:
+    """Within a few units in the last place, small ``x`` too."""
+    return cute.math.tanh(x)
+
+
+def rectified(x: Float32) -> Float32:
+    """``max(x, 0)`` with NaN kept."""
+    return cutlass.select_(x <= Float32(0.0), Float32(0.0), x)
 
 
 def silu(gate: Float32) -> Float32:
@@ -61,6 +84,11 @@ def geglu(
     """``(value + offset) * (sigmoid(alpha * gate) * gate)`` of the gate bounded above and the value on both sides."""
     gate, value = _least(gate, high), _least(_most(value, low), high)
     return (value + offset) * (sigmoid(gate * alpha) * gate)
+
+
+def situglu(value: Float32, gate: Float32, beta1: Float32, beta2: Float32) -> Float32:
+    """``(beta1 * tanh(gate / beta1) * sigmoid(gate)) * (beta2 * tanh(value / beta2))``."""
+    return beta1 * tanh(gate / beta1) * sigmoid(gate) * (beta2 * tanh(value / beta2))
 
 
 def geglu_gradient(

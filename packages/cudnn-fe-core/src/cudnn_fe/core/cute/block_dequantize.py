@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
-import cutlass
 from cutlass import Float32, Int32, cute
 
 from cudnn_fe.core.cute.block_quantize import e8m0_value
@@ -16,12 +16,11 @@ from cudnn_fe.core.cute.block_tiles import (
     ScalePlace,
     lane_place,
     load_vector,
-    store_vector_bytes,
+    store_rows,
     tile_walk,
 )
 from cudnn_fe.core.cute.exact import multiply
 from cudnn_fe.core.cute.fp8_widen import E4M3_SCALE, widen_fp8
-from cudnn_fe.core.cute.narrow import narrow_words
 from cudnn_fe.core.cute.numerics import kind_name
 from cudnn_fe.core.cute.ptx_base import assemble, load_global
 from cudnn_fe.core.cute.small_floats import as_float
@@ -71,17 +70,32 @@ class DequantizeTiles:
     @cute.kernel
     def kernel(self, codes: cute.Tensor, scales: cute.Tensor, factor: Any, out: cute.Tensor, walk: Any) -> None:
         """One tile of a warp."""
-        at = lane_place(walk)
-        paired = self.fp4 and self.place.columns
-        source = Matrix.of(codes, self.dims, 2 if self.fp4 and not paired else 1, 2 if paired else 1)
         target = Matrix.of(out, self.out_dims)
-        left = target.columns - at.column
+        self.tile(lane_place(walk), self.source(codes), scales.iterator.toint(), factor, target, out.element_type)
+
+    def source(self, codes: Any) -> Matrix:
+        """The codes' matrix, in elements."""
+        paired = self.fp4 and self.place.columns
+        return Matrix.of(codes, self.dims, 2 if self.fp4 and not paired else 1, 2 if paired else 1)
+
+    def tile(self, at: Any, source: Matrix, scales: Any, factor: Any, target: Matrix, kind: Any) -> None:
+        """Dequantise a lane's rows and columns.
+
+        Args:
+            at: Where they lie.
+            source: The codes.
+            scales: Address of the scales.
+            factor: One element, or None.
+            target: The result.
+            kind: Its element type.
+        """
         loaded = self.load(source, at)
         by = self.multipliers(scales, factor, source, at)
-        for j in cutlass.range_constexpr(SIDE):
+        for j in range(SIDE):
             values = self.decode(loaded, j)
             products = [multiply(value, by[k if self.place.columns else j]) for k, value in enumerate(values)]
-            self.store(target, out.element_type, at, j, products, left)
+            place = replace(at, row=at.row + j)
+            store_rows(target, kind_name(kind), [products], place, self.out_access, False, kind.width)
 
     def load(self, source: Matrix, at: Any) -> list[list[Int32]]:
         """Words of eight rows, or of four rows of pairs; zeros outside the codes."""
@@ -98,7 +112,7 @@ class DequantizeTiles:
     def multipliers(self, scales: Any, factor: Any, source: Matrix, at: Any) -> list[Float32]:
         """What each row's, or column's, codes are multiplied by."""
         offset, step, _ = self.place.locate(source, at, 0)
-        base = scales.iterator.toint() + offset
+        base = scales + offset
         extent = source.columns if self.place.columns else source.rows
         first = at.column if self.place.columns else at.row
         other = at.row < source.rows if self.place.columns else at.column < source.columns
@@ -126,13 +140,6 @@ class DequantizeTiles:
         if not self.place.columns:
             return [_e2m1(loaded[j][0], 4 * k) for k in range(SIDE)]
         return [_e2m1(loaded[j // 2][k // 4], 8 * (k % 4) + 4 * (j % 2)) for k in range(SIDE)]
-
-    def store(self, target: Matrix, kind: Any, at: Any, j: int, values: list[Any], left: Any) -> None:
-        """Round and store a row's eight elements."""
-        bits = kind.width
-        words = narrow_words(kind_name(kind), values, False)
-        address = target.place(at.batch, at.row + j, at.column * (bits // 8))
-        store_vector_bytes(address, words, bits, self.out_access, left, Int32(at.row + j < target.rows))
 
 
 def _halves(words: list[Any], scale: float) -> list[Float32]:

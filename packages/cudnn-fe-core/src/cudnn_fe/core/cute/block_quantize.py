@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +10,28 @@ import cutlass
 from cutlass import Float32, Int32, cute
 
 from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
-from cudnn_fe.core.cute.block_tiles import LanePlace, Matrix, ScalePlace, store_vector_bytes
-from cudnn_fe.core.cute.exact import divide, multiply
+from cudnn_fe.core.cute.block_tiles import SIDE, LanePlace, Matrix, ScalePlace, store_vector_bytes
+from cudnn_fe.core.cute.exact import fused_multiply_add, multiply
 from cudnn_fe.core.cute.ptx_base import assemble
 from cudnn_fe.core.cute.row_vectors import store_global
-from cudnn_fe.core.cute.small_floats import E4M3, as_bits, as_float, e2m1_word, fp8_words
+from cudnn_fe.core.cute.small_floats import E2M1_UNIT, E4M3, as_bits, as_float, e2m1_word, fp8_words
 
-__all__ = ["BlockQuantizer", "e8m0_value", "gather", "quantize_tile", "reduce_scatter", "store_codes"]
+__all__ = [
+    "BlockQuantizer",
+    "e8m0_value",
+    "gather",
+    "largest_magnitudes",
+    "largest_of_pairs",
+    "magnitude_pairs",
+    "quantize_tile",
+    "reduce_scatter",
+    "store_codes",
+    "store_scales",
+]
 
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
 _ROW_LANES, _COLUMN_LANES = (2, 1), (16, 8)  # lane bits that a block of 32 spans
+_HALVES_LANE = 4
 _FLOAT_MAX = 3.4028234663852886e38
 
 
@@ -45,6 +58,7 @@ class BlockQuantizer:
         quotient: The float32 that a block's largest magnitude is multiplied by.
         native: Whether the target converts to FP8.
         source: Element type of the source, where it may be read in pairs.
+        fold: Whether FP4 values may be multiplied by `E2M1_UNIT` too, for `store_codes` alone.
     """
 
     element: str
@@ -53,6 +67,7 @@ class BlockQuantizer:
     quotient: float
     native: bool
     source: str = "float32"
+    fold: bool = False
 
     def multiplies(self, norm: Any) -> bool:
         """Whether values are multiplied before the recipe reads them."""
@@ -62,6 +77,19 @@ class BlockQuantizer:
         """A value as the recipe reads it."""
         return multiply(value, norm) if self.multiplies(norm) else value
 
+    def folds(self, norm: Any) -> bool:
+        """Whether multipliers are times `E2M1_UNIT`: where they are a scale's reciprocal alone, that is exact."""
+        fp4 = self.element == "float4_e2m1fn"
+        return self.fold and fp4 and (norm is None or self.recipe == "converter")
+
+    def apart(self, norm: Any) -> bool:
+        """Whether no multiplied value is a little above the middle between two codes.
+
+        bfloat16 sources have eight significant bits, scales four and middles three: a quotient that is no middle is
+        at least 2^-8 of it away from one.
+        """
+        return self.folds(norm) and self.source == "bfloat16" and not self.multiplies(norm)
+
     def larger(self, a: Any, b: Any) -> Float32:
         """The larger magnitude; NaN wins, or loses where the recipe leaves it out."""
         mode = "" if self.recipe == "power_of_two" else ".NaN"
@@ -70,11 +98,10 @@ class BlockQuantizer:
         return found
 
     def larger_pair(self, a: Any, b: Any) -> Int32:
-        """The same of two words of 16-bit pairs, element by element."""
+        """The same of two words of 16-bit pairs of magnitudes, element by element."""
         mode = "" if self.recipe == "power_of_two" else ".NaN"
         kind = "bf16x2" if self.source == "bfloat16" else "f16x2"
-        code = f"{{ .reg .b32 a, b; abs.{kind} a, $1; abs.{kind} b, $2; max{mode}.{kind} $0, a, b; }}"
-        (found,) = assemble(code, [Int32], [Int32(a), Int32(b)])
+        (found,) = assemble(f"max{mode}.{kind} $0, $1, $2;", [Int32], [Int32(a), Int32(b)])
         return found
 
     def unpaired(self, word: Any) -> list[Float32]:
@@ -94,6 +121,8 @@ class BlockQuantizer:
         else:
             wanted = multiply(multiply(largest, self.quotient), factor)
         code, inverse = self._e8m0(wanted) if self.scale == "float8_e8m0fnu" else self._e4m3(wanted)
+        if self.folds(norm):
+            return code, multiply(_bounded(inverse), self._unit(code, norm))
         if factor is None:
             return code, _bounded(inverse)
         if self.recipe == "epilogue_columns":
@@ -111,20 +140,50 @@ class BlockQuantizer:
         is_nan = bits > _INFINITY
         return cutlass.select_(is_nan, Int32(0xFF), code), as_float(cutlass.select_(is_nan, Int32(_NAN), inverse))
 
-    @staticmethod
-    def _e4m3(wanted: Any) -> tuple[Int32, Float32]:
+    def _e4m3(self, wanted: Any) -> tuple[Int32, Float32]:
         """Rounded to nearest, saturating, and its reciprocal, rounded; infinity for 0."""
-        is_nan = as_bits(wanted) > _INFINITY
-        size = cute.arch.fmin(wanted, Float32(E4M3.largest))
-        inverse = divide(1.0, E4M3.value(size))
-        code = cutlass.select_(is_nan, Int32(0x7F), E4M3.code(size))
-        return code, as_float(cutlass.select_(is_nan, Int32(_NAN), as_bits(inverse)))
+        if self.native:
+            text = (
+                "{ .reg .b16 two, lo, hi; .reg .b32 wide; cvt.rn.satfinite.e4m3x2.f32 two, 0f00000000, $2; "
+                "cvt.u32.u16 $0, two; cvt.rn.f16x2.e4m3x2 wide, two; mov.b32 {lo, hi}, wide; cvt.f32.f16 $1, lo; }"
+            )
+            code, value = assemble(text, [Int32, Float32], [Float32(wanted)])
+        else:
+            is_nan = as_bits(wanted) > _INFINITY
+            size = cute.arch.fmin(wanted, Float32(E4M3.largest))
+            code = cutlass.select_(is_nan, Int32(0x7F), E4M3.code(size))
+            value = as_float(cutlass.select_(is_nan, Int32(_NAN), as_bits(E4M3.value(size))))
+        # Four significant bits: one correction rounds the reciprocal right, from any start two units off.
+        (near,) = assemble("rcp.approx.ftz.f32 $0, $1;", [Float32], [value])
+        error = fused_multiply_add(as_float(as_bits(value) ^ -0x80000000), near, 1.0)
+        inverse = fused_multiply_add(near, error, near)
+        return code, as_float(cutlass.select_(code == 0, Int32(_INFINITY), as_bits(inverse)))
 
-    def words(self, values: list[Any]) -> list[Int32]:
+    def _unit(self, code: Any, norm: Any) -> Float32:
+        """What a reciprocal is multiplied by for `e2m1_word`.
+
+        Of all products of a middle, a scale and its reciprocal, rounded, only 5 * 15 * (1 / 15) is not the middle but
+        above it. There a factor does what the last bit, which `e2m1_word` then drops, would do: it lifts the other
+        middles of a scale of 15 too, but 3 and 7 go up to the even code anyway, and the lowest, 1, is not lifted
+        beyond what fp16 cuts off.
+        """
+        if self.scale == "float8_e8m0fnu" or not self.apart(norm):
+            return Float32(E2M1_UNIT)
+        is_15 = ((code & 7) == 7) & (code > 7)
+        return Float32(cutlass.select_(is_15, Float32(E2M1_UNIT * (1.0 + 2.0**-10)), Float32(E2M1_UNIT)))
+
+    def words(self, values: list[Any], norm: Any) -> list[Int32]:
         """Multiplied values as codes: four FP8 or eight FP4 a word."""
         if self.element == "float4_e2m1fn":
-            return [e2m1_word(values[start : start + 8]) for start in range(0, len(values), 8)]
+            how = {"scaled": self.folds(norm), "apart": self.apart(norm)}
+            return [e2m1_word(values[start : start + 8], **how) for start in range(0, len(values), 8)]
         return fp8_words(self.element, values, self.native)
+
+
+def magnitude_pairs(kind: str, words: list[Any]) -> list[Int32]:
+    """Words of bfloat16 or float16 pairs without their signs."""
+    suffix = "bf16x2" if kind == "bfloat16" else "f16x2"
+    return [assemble(f"abs.{suffix} $0, $1;", [Int32], [Int32(word)])[0] for word in words]
 
 
 def reduce_scatter(values: list[Any], masks: tuple[int, ...], lane: Any, larger: Any) -> tuple[list[Any], Int32]:
@@ -161,9 +220,10 @@ def gather(values: list[Any], masks: tuple[int, ...], lane: Any) -> list[Any]:
     return values
 
 
-def _largest(quantizer: BlockQuantizer, lines: list[list[Any]]) -> list[Any]:
+def largest_magnitudes(quantizer: BlockQuantizer, place: ScalePlace, rows: list[list[Any]]) -> list[Any]:
+    """The largest magnitude of each of a lane's rows, or columns, of fp32 values as the recipe reads them."""
     found = []
-    for line in lines:
+    for line in zip(*rows, strict=True) if place.columns else rows:
         largest = quantizer.larger(line[0], line[1])
         for value in line[2:]:
             largest = quantizer.larger(largest, value)
@@ -171,16 +231,55 @@ def _largest(quantizer: BlockQuantizer, lines: list[list[Any]]) -> list[Any]:
     return found
 
 
-def _largest_of_pairs(quantizer: BlockQuantizer, pairs: list[list[Any]], columns: bool) -> list[Any]:
-    """The same from words of 16-bit pairs, at half the instructions."""
+def largest_of_pairs(quantizer: BlockQuantizer, place: ScalePlace, pairs: list[list[Any]]) -> list[Any]:
+    """The same from words of 16-bit pairs of magnitudes, at half the instructions."""
     found: list[Any] = []
-    for line in zip(*pairs, strict=True) if columns else pairs:
+    for line in zip(*pairs, strict=True) if place.columns else pairs:
         largest = quantizer.larger_pair(line[0], line[1])
         for word in line[2:]:
             largest = quantizer.larger_pair(largest, word)
         two = quantizer.unpaired(largest)
-        found += two if columns else [quantizer.larger(*two)]
+        found += two if place.columns else [quantizer.larger(*two)]
     return found
+
+
+def store_scales(
+    quantizer: BlockQuantizer,
+    place: ScalePlace,
+    largest: list[Any],
+    norm: Any,
+    scales: Any,
+    matrix: Matrix,
+    at: LanePlace,
+    rows: int = SIDE,
+) -> list[Float32]:
+    """Store the scales of a lane's blocks, and return what each row, or column, is multiplied by.
+
+    Args:
+        quantizer: The recipe.
+        place: Where scales lie.
+        largest: Largest magnitude of each row, or column, of a lane.
+        norm: The factor, or None.
+        scales: Address of the scales.
+        matrix: Extents of the quantised matrix.
+        at: This lane's first row and column in it.
+        rows: Rows of a lane: eight; or four, where lanes that differ in bit 4 hold the eight rows of the same columns.
+    """
+    lane = cute.arch.thread_idx()[0] % 32
+    masks = (_COLUMN_LANES if place.columns else _ROW_LANES)[1 if place.block == 16 else 0 :]
+    if place.columns and rows < SIDE:
+        masks = (*masks, _HALVES_LANE)
+    owned, first = reduce_scatter(largest, masks, lane, quantizer.larger)
+    found = [quantizer.scale_and_multiplier(one, norm) for one in owned]
+    offset, step, _ = place.locate(matrix, at, first)
+    for index, (code, _) in enumerate(found):
+        _, _, valid = place.locate(matrix, at, first + index)
+        store_global(scales + offset + step * index, [code], 1, valid)
+    return gather([multiplier for _, multiplier in found], masks, lane)
+
+
+def _multiplied(place: ScalePlace, row: list[Any], by: list[Any], j: int) -> list[Any]:
+    return [multiply(value, by[k if place.columns else j]) for k, value in enumerate(row)]
 
 
 def quantize_tile(
@@ -191,70 +290,63 @@ def quantize_tile(
     scales: Any,
     matrix: Matrix,
     at: LanePlace,
-    pairs: list[list[Any]] | None = None,
 ) -> list[list[Any]]:
-    """Store the scales of a lane's values, and return the values multiplied, for `store_codes`.
+    """Store the scales of a lane's values, and return the values multiplied.
 
     Args:
         quantizer: The recipe.
         place: Where scales lie.
-        values: Eight rows of eight; fewer rows, a power of two of at least the lanes that share a block, along rows.
+        values: Eight rows of eight, or four, as `store_scales` has it.
         norm: The factor, or None.
         scales: Address of the scales.
         matrix: Extents of the quantised matrix.
         at: This lane's first row and column in it.
-        pairs: The values as words of 16-bit pairs, where they are the source's own.
     """
-    lane = cute.arch.thread_idx()[0] % 32
     values = [[quantizer.prepared(value, norm) for value in row] for row in values]
-    if pairs is None:
-        lines = [list(line) for line in zip(*values, strict=True)] if place.columns else values
-        largest = _largest(quantizer, lines)
-    else:
-        largest = _largest_of_pairs(quantizer, pairs, place.columns)
-    masks = (_COLUMN_LANES if place.columns else _ROW_LANES)[1 if place.block == 16 else 0 :]
-    owned, first = reduce_scatter(largest, masks, lane, quantizer.larger)
-    found = [quantizer.scale_and_multiplier(one, norm) for one in owned]
-    offset, step, _ = place.locate(matrix, at, first)
-    for index, (code, _) in enumerate(found):
-        _, _, valid = place.locate(matrix, at, first + index)
-        store_global(scales + offset + step * index, [code], 1, valid)
-    by = gather([multiplier for _, multiplier in found], masks, lane)
-    return [
-        [multiply(value, by[k if place.columns else j]) for k, value in enumerate(row)] for j, row in enumerate(values)
-    ]
+    largest = largest_magnitudes(quantizer, place, values)
+    by = store_scales(quantizer, place, largest, norm, scales, matrix, at, len(values))
+    return [_multiplied(place, row, by, j) for j, row in enumerate(values)]
 
 
 def store_codes(
     quantizer: BlockQuantizer,
     place: ScalePlace,
-    scaled: list[list[Any]],
+    row_of: Callable[[int], list[Any]],
+    by: list[Any],
+    norm: Any,
     target: Matrix,
     matrix: Matrix,
     at: LanePlace,
     access: int,
 ) -> None:
-    """Encode and store a lane's multiplied values; FP4 in pairs along the quantised direction.
+    """Multiply, encode and store a lane's values, a row after another; FP4 in pairs along the quantised direction.
 
     Args:
         quantizer: The recipe.
         place: Where scales lie.
-        scaled: What `quantize_tile` returned.
+        row_of: Makes one of eight rows of values, as late as can be: all at once would take too many registers.
+        by: What `store_scales` returned.
+        norm: The factor that it got.
         target: The codes' memory.
         matrix: Extents of the quantised matrix.
         at: This lane's first row and column in it.
         access: Elements of a row that may be written at once.
     """
+
+    def row(j: int) -> list[Any]:
+        return _multiplied(place, [quantizer.prepared(value, norm) for value in row_of(j)], by, j)
+
     left = matrix.columns - at.column
     fp4 = quantizer.element == "float4_e2m1fn"
     if fp4 and place.columns:
-        for j in range(0, len(scaled), 2):
-            together = [value for pair in zip(scaled[j], scaled[j + 1], strict=True) for value in pair]
+        for j in range(0, SIDE, 2):
+            together = [value for pair in zip(row(j), row(j + 1), strict=True) for value in pair]
             address = target.place(at.batch, (at.row + j) // 2, at.column)
             inside = Int32(at.row + j < matrix.rows)
-            store_vector_bytes(address, quantizer.words(together), 8, access, left, inside)
+            store_vector_bytes(address, quantizer.words(together, norm), 8, access, left, inside)
         return
     bits = 4 if fp4 else 8
-    for j, row in enumerate(scaled):
+    for j in range(SIDE):
         address = target.place(at.batch, at.row + j, at.column * bits // 8)
-        store_vector_bytes(address, quantizer.words(row), bits, access, left, Int32(at.row + j < matrix.rows))
+        words = quantizer.words(row(j), norm)
+        store_vector_bytes(address, words, bits, access, left, Int32(at.row + j < matrix.rows))

@@ -6,11 +6,12 @@ four neighbouring lanes, a column's block of 32 rows is the four lanes of equal 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cutlass import Int32, Int64, cute
 
+from cudnn_fe.core.cute.narrow import narrow_words
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.row_vectors import store_global
 from cudnn_fe.core.cute.staged import Staged
@@ -23,6 +24,7 @@ __all__ = [
     "ScalePlace",
     "lane_place",
     "load_vector",
+    "store_rows",
     "store_vector_bytes",
     "tile_walk",
 ]
@@ -80,6 +82,10 @@ class Matrix(Staged):
             Int32(tensor.shape[row]) * down,
             Int32(tensor.shape[column]) * across,
         )
+
+    def one(self, batch: Any) -> Matrix:
+        """One matrix of the batch, by itself."""
+        return replace(self, address=self.address + Int64(batch) * self.batch_bytes, batch_bytes=Int64(0))
 
     def place(self, batch: Any, row: Any, column_bytes: Any) -> Int64:
         """Address of a byte of a row."""
@@ -185,3 +191,24 @@ def store_vector_bytes(address: Int64, words: list[Any], bits: int, access: int,
             if size < 4:
                 given = [(given[0] >> (byte % 4 * 8)) & ((1 << 8 * size) - 1)]
             store_global(address + byte, given, size, inside)
+
+
+def store_rows(
+    target: Matrix, name: str, values: list[list[Any]], at: LanePlace, access: int, native: bool, bits: int
+) -> None:
+    """Round a lane's rows and store what lies inside.
+
+    Args:
+        target: Where they go.
+        name: The elements' type.
+        values: Rows of eight.
+        at: The first one's place.
+        access: Elements that may be written at once.
+        native: Whether the target converts to FP8.
+        bits: Of an element.
+    """
+    left = target.columns - at.column
+    for j, row in enumerate(values):
+        address = target.place(at.batch, at.row + j, at.column * bits // 8)
+        words = narrow_words(name, row, native)
+        store_vector_bytes(address, words, bits, access, left, Int32(at.row + j < target.rows))

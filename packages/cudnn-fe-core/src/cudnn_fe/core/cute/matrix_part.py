@@ -8,7 +8,14 @@ from cutlass import Int32, Int64
 
 from cudnn_fe.core.cute.ptx_base import assemble, load_global
 
-__all__ = ["MatrixPart"]
+__all__ = ["MatrixPart", "load_address"]
+
+
+def load_address(addresses: Any, index: Any) -> Int64:
+    """One of an array's addresses, int64 or eight bytes each."""
+    low, high = load_global(addresses.iterator.toint() + Int64(index) * 8, 8, Int32(1))
+    (address,) = assemble("mov.b64 $0, {$1, $2};", [Int64], [low, high])
+    return address
 
 
 class MatrixPart(NamedTuple):
@@ -59,8 +66,7 @@ class MatrixPart(NamedTuple):
             extents: Its rows and columns.
             row_major: Whether its columns are contiguous, not its rows.
         """
-        low, high = load_global(addresses.iterator.toint() + Int64(index) * 8, 8, Int32(1))
-        (address,) = assemble("mov.b64 $0, {$1, $2};", [Int64], [low, high])
+        address = load_address(addresses, index)
         rows, columns = (Int32(extent) for extent in extents)
         size = Int64(dtype.width // 8)
         strides = (Int64(columns) * size, size) if row_major else (size, Int64(rows) * size)

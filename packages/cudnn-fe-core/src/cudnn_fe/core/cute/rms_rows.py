@@ -18,7 +18,14 @@ from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
 from cudnn_fe.core.cute.exact import reciprocal_square_root
 from cudnn_fe.core.cute.ptx_base import load_shared
 from cudnn_fe.core.cute.row_reduce import RowGroups
-from cudnn_fe.core.cute.row_vectors import VECTOR, copy_words_async, load_vectors, row_address, wait_for_copies
+from cudnn_fe.core.cute.row_vectors import (
+    VECTOR,
+    copy_words_async,
+    load_vectors,
+    nth_vector,
+    row_address,
+    wait_for_copies,
+)
 from cudnn_fe.core.row_plan import RowPlan
 
 __all__ = ["RmsRows"]
@@ -55,34 +62,34 @@ class RmsRows:
         )
 
     @cute.jit
-    def each_vector(
+    def each_row(
         self,
         x: cute.Tensor,
         weight: cute.Tensor,
         eps: Float32,
         shared: Int32,
         finish: cutlass.Constexpr[Callable[..., None]],
-    ) -> Int64:
+        close: cutlass.Constexpr[Callable[..., None]],
+    ) -> None:
         """Normalise this thread's part of its row; every thread of the block, or cluster, takes part.
 
         Args:
             x: (M, N) bfloat16.
             weight: (N,) bfloat16.
             eps: Added to the mean square.
-            shared: Address of `shared_bytes` bytes. Slot 1 of reductions with `groups`, `RowPlan.kept_bytes` behind it,
-                stays free.
-            finish: Called as ``finish(row, vector, values, factors, scale, valid)`` with a vector's eight values and
-                weights, both fp32, and the row's 1 / rms. Lanes of a warp call it together, whatever ``valid`` says.
-
-        Returns:
-            The row, which may lie behind the last one.
+            shared: Address of `shared_bytes` bytes.
+            finish: Called as ``finish(row, vector, values, factors, scale, valid)`` with the values and
+                weights of `RowPlan.run` vectors from this one on, eight each, both fp32, and the row's 1 / rms. Lanes
+                of a warp call it together, whatever ``valid`` says.
+            close: Called after a row's last vector as ``close(row, part, lane, valid)``: the number of this warp, or
+                group of fewer threads, in the row, and this thread's in the row, or in the CTA's part of it.
         """
         plan = self.plan
         words, weights = (cute.make_rmem_tensor(4 * plan.vectors, Int32) for _ in range(2))
         group, lane = self.groups.place()
         row = Int64(cute.arch.block_idx()[0] // plan.ctas) * plan.groups + group
         own = Int32(shared) + Int32(cute.arch.thread_idx()[0]) * 16
-        start, end = Int32(lane), Int32(self.per_row)
+        start, end = Int32(lane) * plan.run, Int32(self.per_row)
         if cutlass.const_expr(plan.ctas > 1):
             rank = Int32(cute.arch.block_in_cluster_idx()[0])
             start += rank * plan.part
@@ -97,7 +104,7 @@ class RmsRows:
         for tile in cutlass.range(plan.tiles, unroll=1):
             self._take(words, x, row, own, tile, start, limit)
             if cutlass.const_expr(plan.tiles == 1):
-                load_vectors(weights, weight.iterator.toint(), start, plan.threads, end, self.width)
+                load_vectors(weights, weight.iterator.toint(), start, plan.threads, end, self.width, plan.run)
             total += self._squares(words)
         if cutlass.const_expr(plan.ctas > 1):
             cute.arch.cluster_wait()  # all CTAs have started: their shared memory may be written
@@ -106,21 +113,24 @@ class RmsRows:
         for tile in cutlass.range(plan.tiles, unroll=1):
             at = start + tile * self.tile
             if cutlass.const_expr(plan.tiles > 1):
-                load_vectors(weights, weight.iterator.toint(), at, plan.threads, end, self.width)
+                load_vectors(weights, weight.iterator.toint(), at, plan.threads, end, self.width, plan.run)
                 self._take(words, x, row, own, tile, start, limit)
-            for index in cutlass.range_constexpr(plan.vectors):
-                vector = at + index * plan.threads
+            for index in cutlass.range_constexpr(0, plan.vectors, plan.run):
+                vector = at + nth_vector(index, plan.threads, plan.run)
                 values, factors = (
-                    widen_pairs([given[index * 4 + part] for part in range(4)]) for given in (words, weights)
+                    widen_pairs([given[index * 4 + part] for part in range(4 * plan.run)]) for given in (words, weights)
                 )
                 finish(row, vector, values, factors, scale, Int32(vector < limit))
-        return row
+        part = Int32(lane // 32)
+        if cutlass.const_expr(plan.ctas > 1):
+            part += Int32(cute.arch.block_in_cluster_idx()[0]) * (plan.parts // plan.ctas)
+        close(row, part, lane, Int32(row < Int64(x.shape[0])))
 
     @cute.jit
     def _fetch(self, x: cute.Tensor, row: Int64, own: Int32, tile: Int32, start: Int32, limit: Int32) -> None:
         """Begin to copy a tile of a row to this thread's words; zeros at and past ``limit``."""
         for index in cutlass.range_constexpr(self.plan.vectors):
-            vector = start + tile * self.tile + index * self.plan.threads
+            vector = start + tile * self.tile + nth_vector(index, self.plan.threads, self.plan.run)
             target = own + (tile * self.plan.vectors + index) * (16 * self.plan.block)
             copy_words_async(target, row_address(x, row) + Int64(vector) * 16, self.width, Int32(vector < limit))
 
@@ -135,7 +145,8 @@ class RmsRows:
                 for part, word in enumerate(load_shared(place, 4)):
                     words[index * 4 + part] = word
         else:
-            load_vectors(words, row_address(x, row), start + tile * self.tile, self.plan.threads, limit, self.width)
+            first = start + tile * self.tile
+            load_vectors(words, row_address(x, row), first, self.plan.threads, limit, self.width, self.plan.run)
 
     @cute.jit
     def _squares(self, words: cute.Tensor) -> Float32:

@@ -76,6 +76,10 @@ class RowGroups:
         """The maximum over the row's threads, NaN left out, in all of them; arguments as in `sum`."""
         return self._reduce(self.threads, [value], shared, slot, _maximum)[0]
 
+    def warp_maximum(self, value: Any) -> Float32:
+        """The maximum over the row's threads in this warp, NaN left out, in all of them."""
+        return _in_warp(self.threads, [value], _maximum)[0]
+
     def _reduce(
         self, threads: int, values: list[Any], shared: Any, slot: Any, combine: Callable[[Any, Any], Any]
     ) -> list[Float32]:

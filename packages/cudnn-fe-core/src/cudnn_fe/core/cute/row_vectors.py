@@ -18,6 +18,7 @@ __all__ = [
     "load_floats",
     "load_vectors",
     "load_words",
+    "nth_vector",
     "row_address",
     "store_floats",
     "store_global",
@@ -26,6 +27,11 @@ __all__ = [
 ]
 
 VECTOR = 8  # elements of two bytes: 16 bytes
+
+
+def nth_vector(index: int, threads: int, run: int) -> int:
+    """Where a thread's vector of this index lies behind its first, when threads take runs of vectors in turn."""
+    return index // run * (threads * run) + index % run
 
 
 def row_address(tensor: Any, row: Any) -> Int64:
@@ -102,6 +108,7 @@ def load_vectors(
     step: cutlass.Constexpr,
     limit: Any,
     width: cutlass.Constexpr,
+    run: cutlass.Constexpr = 1,
 ) -> None:
     """Fill a register tensor with vectors ``first``, ``first + step``, ... of a row; zeros at and past ``limit``.
 
@@ -114,9 +121,10 @@ def load_vectors(
         step: Vectors between two of a thread's.
         limit: Vectors in the row; 0 loads nothing.
         width: Bytes of one access.
+        run: Neighbouring vectors that come together; steps count such runs.
     """
     for index in cutlass.range_constexpr(cute.size(into) // 4):
-        vector = first + index * step
+        vector = first + nth_vector(index, step, run)
         words = load_words(address + Int64(vector) * 16, width, Int32(vector < limit))
         for part in cutlass.range_constexpr(4):
             into[index * 4 + part] = words[part]

@@ -12,11 +12,12 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32
 
-from cudnn_fe.core.cute.exact import add
-from cudnn_fe.core.cute.ptx_base import assemble
+from cudnn_fe.core.cute.exact import add, multiply
+from cudnn_fe.core.cute.ptx_base import assemble, permute_bytes
 
 __all__ = [
     "E2M1",
+    "E2M1_UNIT",
     "E4M3",
     "E5M2",
     "Grid",
@@ -79,6 +80,7 @@ class Grid:
 
 
 E2M1 = Grid(1, 0, 6.0)
+E2M1_UNIT = 2.0**-14  # what `e2m1_word` rounds multiples of
 E4M3 = Grid(3, -6, 448.0)
 E5M2 = Grid(2, -14, 57344.0)
 _FP8 = {"float8_e4m3fn": (E4M3, "e4m3x2"), "float8_e5m2": (E5M2, "e5m2x2")}
@@ -97,25 +99,42 @@ def clamped_magnitude(value: Any, largest: float) -> Float32:
     return magnitude
 
 
-# The code of a magnitude m is min(2 m, m + 2, m / 2 + 4) rounded to an integer, ties to even: the three lines meet
-# where the step doubles. Each line is added to 2^23 in one rounding, which leaves the integer in the low bits; the
-# codes of eight values are then digits of a sum in base 16, whose multiples of the bits of 2^23 come off at the end.
-_E2M1_DIGIT = (
-    "{ .reg .f32 a, b, c; fma.rn.f32 a, $1, 0f40000000, 0f4B000000; add.rn.f32 b, $1, 0f4B000002; "
-    "fma.rn.f32 c, $1, 0f3F000000, 0f4B000004; min.f32 a, a, b; min.f32 a, a, c; "
-    ".reg .b32 d; mov.b32 d, a; mad.lo.s32 $0, $2, 16, d; }"
+# An fp16 holds E2M1's code in its own bits: 2^-14 of a value is subnormal in fp16 where the value is in E2M1, so the
+# code is the exponent and the upper significand bit, rounded in integers, two values at a time. What the conversion to
+# fp16 cuts off must still tell a value just above a tie from the tie, so it leaves a one behind, in the lowest bit that
+# survives in fp16's subnormals.
+_KEEP_REST = "mov.b32 m, {0}; add.s32 t, m, 0x7FFF; and.b32 t, t, 0x8000; or.b32 m, m, t; mov.b32 {0}, m; "
+_TO_EVEN = "shr.u32 t, m, 9; and.b32 t, t, 0x00010001; add.s32 m, m, t; add.s32 m, m, 0x00FF00FF; "
+_AWAY = "add.s32 m, m, 0x01000100; "  # exact for what was cut off as well: it never reaches the next tie
+_E2M1_PAIR = (
+    "{{ .reg .f32 lo, hi; .reg .b32 h, m, t; mov.f32 lo, $1; mov.f32 hi, $2; {rest}"
+    "cvt.rz.f16x2.f32 h, hi, lo; abs.f16x2 m, h; mov.b32 t, 0x0E000E00; min.f16x2 m, m, t; {round}shl.b32 m, m, 3; "
+    "lop3.b32 $0, m, h, 0x80008000, 0xD8; }}"
 )
-_E2M1_EXCESS = 0x4B000000 + 0xB0000000 - (1 << 32)
 
 
-def e2m1_word(values: list[Any]) -> Int32:
-    """Eight values as E2M1 codes, the first in the low four bits; beyond 6, infinities and NaN included, as 6."""
-    digits, signs = Int32(0), Int32(0)
-    for value in reversed(values):
-        magnitude = clamped_magnitude(value, E2M1.largest)
-        (digits,) = assemble(_E2M1_DIGIT, [Int32], [magnitude, digits])
-        (signs,) = assemble("shf.l.wrap.b32 $0, $1, $2, 4;", [Int32], [as_bits(value), signs])
-    return (digits - _E2M1_EXCESS) | (signs & -0x77777778)
+def e2m1_word(values: list[Any], *, scaled: bool = False, apart: bool = False, away: bool = False) -> Int32:
+    """Eight values as E2M1 codes, the first in the low four bits; beyond 6 as 6, NaN as +6.
+
+    Args:
+        values: fp32.
+        scaled: Whether they are given times `E2M1_UNIT`, which saves a multiplication each.
+        apart: Whether none is nearer to the middle between two codes than 2^-8 of itself, unless below it or exactly
+            there, which saves two instructions each.
+        away: Whether ties go away from zero: for approximate values, whose ties mean nothing, half the instructions.
+    """
+    if not scaled:
+        values = [multiply(value, E2M1_UNIT) for value in values]
+    rest = "" if apart or away else _KEEP_REST.format("lo") + _KEEP_REST.format("hi")
+    code = _E2M1_PAIR.format(rest=rest, round=_AWAY if away else _TO_EVEN)
+    pairs = []  # a code in the upper four bits of each half
+    for low, high in ((0, 2), (1, 3), (4, 6), (5, 7)):
+        pairs += assemble(code, [Int32], [Float32(values[low]), Float32(values[high])])
+    halves = []
+    for even, odd in (pairs[:2], pairs[2:]):
+        merge = "{ .reg .b32 e; shr.u32 e, $1, 4; lop3.b32 $0, e, $2, 0xF000F000, 0xD8; }"
+        halves += assemble(merge, [Int32], [even, odd])
+    return permute_bytes(halves[0], halves[1], 0x7531)
 
 
 def fp8_words(name: str, values: list[Any], native: bool) -> list[Int32]:

@@ -130,4 +130,5 @@ AMAX = Op(
     results=("c_tensor", "amax_tensor"),
     legacy=("gemm_amax_wrapper_sm100", "GemmAmaxSm100", "gemm_amax_jax_sm100"),
     jax_name="gemm_amax_jax_forward",
+    memory_cases="cudnn_fe.gemm.torch_bench:amax",
 )

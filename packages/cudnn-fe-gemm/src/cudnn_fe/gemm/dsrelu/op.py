@@ -114,4 +114,5 @@ DSRELU = Op(
     scalars=("alpha",),
     legacy=("gemm_dsrelu_wrapper_sm100", "GemmDsreluSm100", "gemm_dsrelu_jax_sm100"),
     jax_name="gemm_srelu_jax_backward",
+    memory_cases="cudnn_fe.gemm.torch_bench:dsrelu",
 )

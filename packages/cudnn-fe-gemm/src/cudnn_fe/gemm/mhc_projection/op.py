@@ -9,6 +9,7 @@ from cudnn_fe.core.errors import NotYetSupportedError, ShapeError
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.require import require_dtype, require_rows, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
+from cudnn_fe.gemm.mhc_projection.kernels import KERNELS
 
 __all__ = ["BACKWARD", "MhcProjection"]
 
@@ -102,7 +103,7 @@ BACKWARD = Op(
     package="cudnn-fe-gemm",
     problem=MhcProjection,
     reference="cudnn_fe.gemm.mhc_projection.reference:mhc_projection",
-    kernels=(),
+    kernels=KERNELS,
     reference_on_gpu=True,
     summary="Gradients of the projection and the root mean square of manifold-constrained hyper-connections.",
     formula=r"dX_{mk} = \frac{dr_m}{r_m K} x_{mk} + \sum_n P_{mn} W_{nk}, \qquad dW_{nk} = \sum_m P_{mn} x_{mk}",
@@ -125,7 +126,10 @@ BACKWARD = Op(
         "Bit-equal from run to run on one device: no atomics.",
         "Accepted beyond the vendor, whose shapes are M = 4096, K = 20480, n = 24 and 32 columns of grad_proj: any "
         "extents from 0, rows any distance apart, NumPy and JAX arrays.",
-        "The class takes the vendor's workspace, 8 n K float32, and has no use for it.",
+        "One kernel reads x once for both gradients and sums dweight over up to 8 parts of the rows, which a second "
+        "one adds in their order.",
+        "The class takes the vendor's workspace, 8 n K float32, and has no use for it: kernels get theirs from the "
+        "framework.",
     ),
     results=("dx", "dweight"),
     autocast=False,

@@ -186,4 +186,5 @@ FORWARD = Op(
         "gemm_proj_rope_mxfp8_jax_sm100",
     ),
     jax_name="gemm_proj_rope_mxfp8_jax_forward",
+    memory_cases="cudnn_fe.gemm.torch_bench:proj_rope",
 )

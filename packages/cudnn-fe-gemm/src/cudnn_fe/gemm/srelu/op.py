@@ -95,4 +95,5 @@ SRELU = Op(
     scalars=("alpha",),
     legacy=("gemm_srelu_wrapper_sm100", "GemmSreluSm100", "gemm_srelu_jax_sm100"),
     jax_name="gemm_srelu_jax_forward",
+    memory_cases="cudnn_fe.gemm.torch_bench:srelu",
 )

@@ -109,4 +109,5 @@ SCALED = Op(
     results=("ab12_tensor", "c_tensor", "sfc_tensor", "amax_tensor"),
     scalars=("alpha",),
     jax_name="gemm_swiglu_jax_forward",
+    memory_cases="cudnn_fe.gemm.torch_bench:swiglu_scaled",
 )

@@ -54,22 +54,36 @@ def add_column_parts(
     rows: Int32,
     sums: cute.Tensor,
     height: cutlass.Constexpr[int],
+    tiled: cutlass.Constexpr[bool] = False,
 ) -> None:
-    """Launch the sums of each expert's parts, rows of `parts` (P, W), into `sums` (L, W, 1)."""
+    """Launch the sums of each expert's parts, rows of `parts` (P, W), into `sums` (L, W, 1).
+
+    With `tiled` the parts are of tiles of the buffer, wherever experts begin: tile t has the place ``t + e``.
+    """
     grid = (cute.ceil_div(Int32(sums.shape[1]), _THREADS), Int32(sums.shape[0]), 1)
-    _add_column_parts(parts, offsets, rows, sums, height).launch(grid=grid, block=(_THREADS, 1, 1), stream=stream)
+    _add_column_parts(parts, offsets, rows, sums, height, tiled).launch(
+        grid=grid, block=(_THREADS, 1, 1), stream=stream
+    )
 
 
 @cute.kernel
 def _add_column_parts(
-    parts: cute.Tensor, offsets: cute.Tensor, rows: Int32, sums: cute.Tensor, height: cutlass.Constexpr[int]
+    parts: cute.Tensor,
+    offsets: cute.Tensor,
+    rows: Int32,
+    sums: cute.Tensor,
+    height: cutlass.Constexpr[int],
+    tiled: cutlass.Constexpr[bool],
 ) -> None:
     column = cute.arch.block_idx()[0] * _THREADS + cute.arch.thread_idx()[0]
     expert = cute.arch.block_idx()[1]
     begin, end = group_bounds(offsets, expert, rows)
     first = part_place(begin, expert, height)
+    # In a tile that another expert's rows begin, an expert's own ones reach into one more.
+    before = begin % height if cutlass.const_expr(tiled) else Int32(0)
+    filled = cutlass.select_(end > begin, end - begin + before, Int32(0))
     if column < Int32(sums.shape[1]):
         total = Float32(0.0)
-        for part in cutlass.range(cute.ceil_div(end - begin, height), unroll=8):
+        for part in cutlass.range(cute.ceil_div(filled, height), unroll=8):
             total += parts[first + part, column]
         sums[expert, column, 0] = sums.element_type(total)

@@ -16,6 +16,7 @@ from cudnn_fe.grouped.scaled.docs import (
     results,
 )
 from cudnn_fe.grouped.scaled.forward import ScaledForward
+from cudnn_fe.grouped.scaled.forward_spec import forward_kernels
 from cudnn_fe.grouped.scaled.problem import RESULTS
 
 __all__ = ["FORMULA", "GLU_NOTES", "NUMBERS", "RESULT_KEYS", "SCALED", "C"]
@@ -57,7 +58,7 @@ SCALED = Op(
     package="cudnn-fe-grouped",
     problem=ScaledForward,
     reference="cudnn_fe.grouped.scaled.reference:scaled_forward",
-    kernels=(),
+    kernels=forward_kernels(len(NUMBERS)),
     reference_on_gpu=True,
     summary="The block-scaled mode of grouped_gemm_glu_forward: MXFP8, MXFP4 or NVFP4 operands, results quantised by "
     "rows and columns.",

@@ -17,6 +17,7 @@ from cudnn_fe.grouped.scaled.docs import (
     results,
 )
 from cudnn_fe.grouped.scaled.forward import ScaledForward
+from cudnn_fe.grouped.scaled.forward_spec import forward_kernels
 
 __all__ = ["FORWARD"]
 
@@ -39,7 +40,7 @@ FORWARD = Op(
     package="cudnn-fe-grouped",
     problem=ScaledForward,
     reference="cudnn_fe.grouped.scaled.reference:scaled_forward",
-    kernels=(),
+    kernels=forward_kernels(0),
     reference_on_gpu=True,
     summary="Grouped GEMM of MXFP8, MXFP4 or NVFP4 operands, scaled by expert and by row; results quantised by rows "
     "and columns.",

@@ -110,10 +110,10 @@ def run_forward(
         single_group=single_group,
         tanh_clamp_scale=tanh_clamp_scale,
     )
-    options += form
     keys = ("c_tensor", "d_tensor", "d_col_tensor", "amax_tensor", "sfd_row_tensor", "sfd_col_tensor")
     there = dict(zip(keys, (c_dtype is not None, True, quantised, keep_amax, quantised, quantised), strict=True))
     buffers = Buffers(outs, *(key if there[key] else "" for key in keys))
+    options += (*form, ("zero_tail", buffers.rows is None))
     results = call(op, operands, options, numbers, backend=backend, stream=stream, outs=buffers.rows)
     return buffers.results(**in_forms(rows.a, dict(zip(keys, results, strict=True)), there))
 

@@ -6,6 +6,7 @@ from cudnn_fe.core.op import Op
 from cudnn_fe.grouped.glu_scaled.op import FORMULA, GLU_NOTES, NUMBERS, RESULT_KEYS, C
 from cudnn_fe.grouped.scaled.docs import AMAX, EXAMPLE_OPERANDS, NORM, PROB, ROWS, WEIGHTS, results
 from cudnn_fe.grouped.scaled.forward import ScaledForward
+from cudnn_fe.grouped.scaled.forward_spec import forward_kernels
 
 __all__ = ["FORWARD"]
 
@@ -27,7 +28,7 @@ FORWARD = Op(
     package="cudnn-fe-grouped",
     problem=ScaledForward,
     reference="cudnn_fe.grouped.scaled.reference:scaled_forward",
-    kernels=(),
+    kernels=forward_kernels(len(NUMBERS)),
     reference_on_gpu=True,
     summary="Grouped GEMM of MXFP8, MXFP4 or NVFP4 operands with SwiGLU; dense weights, results quantised by rows and "
     "columns.",

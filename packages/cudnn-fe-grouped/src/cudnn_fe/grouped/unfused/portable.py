@@ -20,8 +20,14 @@ __all__ = ["fake_arguments", "launcher"]
 class _GroupedGemm(PortableRows):
     @cute.jit
     def __call__(self, stream: cuda.CUstream, *tensors: Any) -> None:
-        names = [(name, True) for name in ("a", "b", "offsets", "alpha")]
-        names += [("prob", self.spec.prob), ("bias", self.spec.bias_dtype is not None), ("d", True), ("c", True)]
+        names = [(name, True) for name in ("a", "b", "offsets")]
+        names += [
+            ("alpha", self.spec.alpha),
+            ("prob", self.spec.prob),
+            ("bias", self.spec.bias_dtype is not None),
+            ("d", True),
+            ("c", True),
+        ]
         t = named(names, tensors)
         grid = (self.row_tiles(t.offsets, t.d.shape).total(), 1, 1)
         kernel = self.kernel(t.a, t.b, t.offsets, t.alpha, t.prob, t.bias, t.d, t.c)
@@ -33,7 +39,7 @@ class _GroupedGemm(PortableRows):
         a: cute.Tensor,
         b: cute.Tensor,
         offsets: cute.Tensor,
-        alpha: cute.Tensor,
+        alpha: Any,
         prob: Any,
         bias: Any,
         d: cute.Tensor,
@@ -43,7 +49,8 @@ class _GroupedGemm(PortableRows):
         outputs = [d, c] if "c" in self.spec.wanted else [d]
         if rows.rows > 0:
             if rows.expert < offsets.shape[0]:
-                staged, factors = self.staged_rows(a, b, alpha[rows.expert], prob, bias, Int32(d.shape[1]), tile, rows)
+                scale = Float32(1.0) if alpha is None else alpha[rows.expert]
+                staged, factors = self.staged_rows(a, b, scale, prob, bias, Int32(d.shape[1]), tile, rows)
                 for output, weighted in zip(outputs, (True, False), strict=False):
                     elements = _elements(factors, bias is not None, weighted)
                     store_tile(staged, output.element_type, output_part(output, rows, tile), elements=elements)
@@ -65,7 +72,7 @@ def _elements(factors: Factors, biased: bool, weighted: bool) -> Any:
 
 
 def launcher(spec: RowsSpec) -> Any:
-    """The host function ``launch(stream, a, b, offsets, alpha[, prob][, bias], d, c)`` of a spec, to be compiled.
+    """The host function ``launch(stream, a, b, offsets[, alpha][, prob][, bias], d, c)`` of a spec, to be compiled.
 
     Args:
         spec: What to compile for.

@@ -10,6 +10,7 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
 from cudnn_fe.core.cute.arguments import fake_tensor, named
+from cudnn_fe.core.cute.exact import multiply
 from cudnn_fe.core.cute.expert_rows import row_range
 from cudnn_fe.core.cute.gemm_portable import BAND, PortableGemm
 from cudnn_fe.core.cute.loaders_plain import THREADS, TILE_ROWS
@@ -32,10 +33,13 @@ class _Wgrad(PortableGemm):
     @cute.jit
     def __call__(self, stream: cuda.CUstream, *tensors: Any) -> None:
         addressed = self.spec.addresses is not None
-        names = [("a", True), ("b", True), ("offsets", True), ("old", self.spec.adds and not addressed)]
-        t = named([*names, ("places", addressed), ("w", True)], tensors)
+        names = [(name, True) for name in ("a", "b", "offsets")]
+        names += [(name, self.spec.factors) for name in ("factor", "factor_too")]
+        names += [("old", self.spec.adds and not addressed), ("places", addressed), ("w", True)]
+        t = named(names, tensors)
+        factors = (t.factor, t.factor_too) if cutlass.const_expr(self.spec.factors) else ()
         grid = (self.expert_tiles(t.a, t.b, t.offsets).total(), 1, 1)
-        kernel = self.kernel(t.a, t.b, t.offsets, t.old, t.places, t.w)
+        kernel = self.kernel(t.a, t.b, t.offsets, factors, t.old, t.places, t.w)
         kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
 
     def expert_tiles(self, a: Any, b: Any, offsets: Any) -> DenseTiles:
@@ -45,7 +49,7 @@ class _Wgrad(PortableGemm):
 
     @cute.kernel
     def kernel(
-        self, a: cute.Tensor, b: cute.Tensor, offsets: cute.Tensor, old: Any, places: Any, w: cute.Tensor
+        self, a: cute.Tensor, b: cute.Tensor, offsets: cute.Tensor, factors: Any, old: Any, places: Any, w: cute.Tensor
     ) -> None:
         tile = self.expert_tiles(a, b, offsets).coordinate(cute.arch.block_idx()[0], (Int32(0), Int32(0), Int32(0)))
         rows = row_range(offsets, Int32(b.shape[0]), tile.batch)
@@ -54,7 +58,10 @@ class _Wgrad(PortableGemm):
             self._of_expert(MatrixPart.of(b).transposed(), self.spec.gemm.b_major, rows).from_row(tile.n * TILE_ROWS),
         ]
         shared = SmemAllocator().allocate(self.shared_bytes, 128).toint()
-        staged = self.staged_parts(*operands, Float32(1.0), shared)
+        factor = Float32(1.0)
+        if cutlass.const_expr(self.spec.factors):
+            factor = multiply(factors[0][tile.batch], factors[1][tile.batch])
+        staged = self.staged_parts(*operands, factor, shared)
         kind = element_type(self.spec.gemm.out_dtypes[0])
         target, source = self._results(kind, tile, (a.shape[0], b.shape[1]), old, places, w)
         elements = _added(kind, source) if self.spec.adds else same_elements
@@ -103,7 +110,7 @@ def _added(kind: Any, source: MatrixPart) -> Any:
 
 
 def launcher(spec: WgradSpec) -> Any:
-    """The host function ``launch(stream, a, b, offsets[, old][, addresses], w)`` of a spec, to be compiled.
+    """The host function ``launch(stream, a, b, offsets[, two factors][, old][, addresses], w)``, to be compiled.
 
     Where addresses name the results' places, w is a single float32 that becomes zero.
 
@@ -117,8 +124,9 @@ def fake_arguments(spec: WgradSpec) -> tuple[Any, ...]:
     """Symbolic stand-ins for the launcher's tensors."""
     gemm = spec.gemm
     operands = [fake_tensor(name, -1, rank=2, alignment=gemm.alignment) for name in (gemm.a_dtype, gemm.b_dtype)]
+    tables = [fake_typed("int32", 1), *[fake_typed("float32", 1)] * (2 if spec.factors else 0)]
     old = [fake_typed(gemm.out_dtypes[0], 3)] if spec.adds else []
     if spec.addresses is not None:
         places = fake_tensor(spec.addresses, -1, rank=1, alignment=8)
-        return (*operands, fake_typed("int32", 1), places, fake_typed("float32", 1))
-    return (*operands, fake_typed("int32", 1), *old, fake_typed(gemm.out_dtypes[0], 3))
+        return (*operands, *tables, places, fake_typed("float32", 1))
+    return (*operands, *tables, *old, fake_typed(gemm.out_dtypes[0], 3))

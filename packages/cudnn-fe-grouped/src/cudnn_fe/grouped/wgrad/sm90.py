@@ -23,7 +23,7 @@ __all__ = ["fake_arguments", "launcher"]
 
 
 def launcher(spec: WgradSpec) -> Any:
-    """The jitted ``launch(stream, a, b, offsets, [old or addresses], w)`` of this spec."""
+    """The jitted ``launch(stream, a, b, offsets, [two factors], [old or addresses], w)`` of this spec."""
     (kind,) = spec.gemm.out_dtypes  # of results at addresses too
     tile = spec.gemm.tile or GemmTile()
     columns = 64 if dtype(kind).bits == 16 and tile.n // tile.warpgroups_n % 64 == 0 else 32
@@ -34,9 +34,10 @@ def launcher(spec: WgradSpec) -> Any:
     @cute.jit
     def launch(stream: CUstream, *tensors: cute.Tensor) -> None:
         a, b, offsets, *old, w = tensors
+        factors = (old.pop(0), old.pop(0)) if cutlass.const_expr(spec.factors) else ()
         columns_first = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0]))
         if cutlass.const_expr(spec.addresses is None):
-            gemm(stream, a, columns_first, (w,), tuple(old), GroupTables(offsets))
+            gemm(stream, a, columns_first, (w,), (tuple(old), factors), GroupTables(offsets))
         else:
             # The results lie at addresses; w is a token, whose one value says that they are there.
             h, i = Int32(a.shape[0]), Int32(b.shape[1])
@@ -44,7 +45,7 @@ def launcher(spec: WgradSpec) -> Any:
             matrix = cute.make_tensor(origin, cute.make_layout((h, i), stride=(Int64(i), 1)))
             places = addresses(old[0], offsets.shape[0])
             tables = GroupTables(offsets, (), places, origin.toint())
-            gemm(stream, a, columns_first, (matrix,), (places, h, i), tables)
+            gemm(stream, a, columns_first, (matrix,), ((places, h, i), factors), tables)
             zero_token(stream, w)
 
     return launch
@@ -71,5 +72,6 @@ def fake_arguments(spec: WgradSpec) -> tuple[Any, ...]:
         fake_tensor(spec.gemm.a_dtype, 0, rank=2),
         fake_tensor(spec.gemm.b_dtype, 1, rank=2),
         fake_vector("int32"),
+        *[fake_vector("float32")] * (2 if spec.factors else 0),
         *more,
     )

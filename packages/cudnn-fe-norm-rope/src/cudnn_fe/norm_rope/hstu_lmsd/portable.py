@@ -13,16 +13,14 @@ from cudnn_fe.core.cute.activations import silu
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
 from cudnn_fe.core.cute.exact import divide, square_root
-from cudnn_fe.core.cute.philox import philox4x32
-from cudnn_fe.core.cute.ptx_base import assemble, load_global
+from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.row_reduce import RowGroups
 from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_global, store_words
 from cudnn_fe.core.cute.small_floats import as_bits
+from cudnn_fe.norm_rope.hstu_lmsd.kept import GATE, PRODUCT, X, kept_pairs, mask_words
 from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
 
 __all__ = ["fake_arguments", "launcher"]
-
-_PRODUCT, _X, _GATE = 0, 1, 2  # planes of the counter, and bits of the mask
 
 _BLOCKS = 8  # on one multiprocessor: the random words are integer arithmetic, which more warps keep busy
 
@@ -32,6 +30,7 @@ class _Forward:
         self.spec, self.plan = spec, spec.plan
         self.per_row = spec.columns // VECTOR
         self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
+        self.planes = [*([GATE] if spec.concat_u else []), *([X] if spec.concat_x else []), PRODUCT]  # y's segments
 
     @cute.jit
     def launch(
@@ -87,6 +86,15 @@ class _Forward:
         if cutlass.const_expr(self.spec.seed_operand):
             words = load_global(seed.iterator.toint(), 4, 1) + load_global(seed.iterator.toint() + 4, 4, 1)
             low, high = words[0], words[1]
+        vectors = [lane + index * self.plan.threads for index in range(self.plan.vectors)]
+        valid = [Int32(vector < limit) for vector in vectors]
+        masks = []
+        if cutlass.const_expr(self.spec.dropout):
+            # Before anything waits for the loads: the random words need none of them.
+            for index in cutlass.range_constexpr(self.plan.vectors):
+                masks.append(mask_words((Int32(row), vectors[index]), self.planes, threshold, (low, high)))
+                at = mask.iterator.toint() + row * self.spec.columns + Int64(vectors[index]) * VECTOR
+                store_global(at, masks[index], 8, valid[index])
         total, squares = Float32(0.0), Float32(0.0)
         for value in widen_pairs([xs[index] for index in range(4 * self.plan.vectors)]):
             total += value
@@ -107,49 +115,15 @@ class _Forward:
             if cutlass.const_expr(self.spec.apply_u_silu):
                 gate = [silu(value) for value in u8]
             product = [((a - centre) * spread * w + b) * g for a, w, b, g in zip(x8, w8, b8, gate, strict=True)]
-            segments = [(product, _PRODUCT)]
-            if cutlass.const_expr(self.spec.concat_x):
-                segments = [(x8, _X), *segments]
-            if cutlass.const_expr(self.spec.concat_u):
-                segments = [(gate, _GATE), *segments]
-            vector = lane + index * self.plan.threads
-            valid = Int32(vector < limit)
-            bits = [Int32(0)] * 2  # a byte for each element
-            target = row_address(y, row) + Int64(vector) * 16
-            for place, (values, plane) in enumerate(segments):
+            values = {GATE: gate, X: x8, PRODUCT: product}
+            target = row_address(y, row) + Int64(vectors[index]) * 16
+            for place, plane in enumerate(self.planes):
+                segment = values[plane]
                 if cutlass.const_expr(self.spec.dropout):
-                    counter = (Int32(row), vector * 2, plane)
-                    scaled = [value * scale for value in values]
-                    values, bits = _dropped_out(scaled, bits, counter, threshold, (low, high))
-                store_words(target + place * (self.spec.columns * 2), narrow_pairs(values), 16, valid)
-            if cutlass.const_expr(self.spec.dropout):
-                at = mask.iterator.toint() + row * self.spec.columns + Int64(vector) * VECTOR
-                store_global(at, bits, 8, valid)
-
-
-def _dropped_out(
-    values: list[Any], bits: list[Any], counter: tuple[Any, Any, int], threshold: Any, key: tuple[Any, Any]
-) -> tuple[list[Any], list[Any]]:
-    """A vector's values, or 0 where the plane's word is below the threshold; and the bits with the plane's set."""
-    row, quad, plane = counter
-    left, marked = [], []
-    for half in range(2):
-        words = philox4x32((row, quad + half, Int32(plane), Int32(0)), key)
-        word_of_bits = bits[half]
-        for at, word in enumerate(words):
-            value, word_of_bits = _keep(values[4 * half + at], word_of_bits, word, threshold, 1 << (8 * at + plane))
-            left.append(value)
-        marked.append(word_of_bits)
-    return left, marked
-
-
-def _keep(value: Any, bits: Any, word: Any, threshold: Any, bit: int) -> list[Any]:
-    """The value, and the bits with one more, if the word is at least the threshold; else 0, and the bits."""
-    code = (
-        "{ .reg .pred p; setp.ge.u32 p, $4, $5; selp.f32 $0, $2, 0f00000000, p; mov.b32 $1, $3; "
-        f"@p or.b32 $1, $1, {bit}; }}"
-    )
-    return assemble(code, [Float32, Int32], [Float32(value), Int32(bits), Int32(word), Int32(threshold)])
+                    words = kept_pairs(narrow_pairs([value * scale for value in segment]), masks[index], plane)
+                else:
+                    words = narrow_pairs(segment)
+                store_words(target + place * (self.spec.columns * 2), words, 16, valid[index])
 
 
 class _WithoutDropout(_Forward):

@@ -1,4 +1,4 @@
-"""RMSNorm + Hadamard: rows normalised and transformed; a second launch takes the maxima of groups of rows."""
+"""RMSNorm + Hadamard: rows normalised and transformed; a second launch takes the maxima over groups of rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from cutlass.memory import SmemAllocator
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs
 from cudnn_fe.core.cute.hadamard import hadamard16_of_lane_pair
-from cudnn_fe.core.cute.rms_rows import RmsRows
+from cudnn_fe.core.cute.rms_stream import rms_rows
 from cudnn_fe.core.cute.row_maxima import row_maxima
-from cudnn_fe.core.cute.row_vectors import row_address, store_words
+from cudnn_fe.core.cute.row_vectors import row_address, store_global, store_words
+from cudnn_fe.core.cute.small_floats import as_bits
 from cudnn_fe.norm_rope.rmsnorm_rht_amax.op import RowSpec
 
 __all__ = ["fake_arguments", "launcher"]
@@ -22,7 +23,7 @@ __all__ = ["fake_arguments", "launcher"]
 
 class _RmsNormRhtAmax:
     def __init__(self, spec: RowSpec) -> None:
-        self.rows = RmsRows(spec.columns, spec.width, spec.plan)
+        self.rows = rms_rows(spec.columns, spec.width, spec.plan)
 
     @cute.jit
     def __call__(
@@ -43,11 +44,15 @@ class _RmsNormRhtAmax:
         shared = SmemAllocator().allocate(self.rows.shared_bytes, 16).toint()
         top = cute.make_rmem_tensor(1, Float32)
         top.fill(0.0)
-        row = self.rows.each_vector(x, w, eps, shared, partial(_transform, o, top))
-        groups = self.rows.groups
-        largest = groups.maximum(top[0], shared + self.rows.plan.kept_bytes, Int32(1))
-        if groups.place()[1] == 0 and row < Int64(x.shape[0]):
-            maxima[row] = largest
+        self.rows.each_row(x, w, eps, shared, partial(_transform, o, top), partial(self.note, maxima, top))
+
+    def note(self, maxima: Any, top: Any, row: Int64, part: Any, lane: Any, valid: Any) -> None:
+        """The largest of this warp's part of a row, stored: a barrier for the row's own would cost more."""
+        largest = self.rows.groups.warp_maximum(top[0])
+        first = Int32(lane % min(self.rows.plan.threads, 32) == 0)
+        at = maxima.iterator.toint() + (row * self.rows.plan.parts + Int64(part)) * 4
+        store_global(at, [as_bits(largest)], 4, valid * first)
+        top[0] = Float32(0.0)
 
 
 def _transform(

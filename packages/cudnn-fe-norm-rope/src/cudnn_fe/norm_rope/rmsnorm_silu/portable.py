@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -9,24 +10,24 @@ import cuda.bindings.driver as cuda
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
-from cudnn_fe.core.cute.activations import silu
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs
-from cudnn_fe.core.cute.exact import divide_by
-from cudnn_fe.core.cute.rms_rows import RmsRows
+from cudnn_fe.core.cute.exact import fused_multiply_add, magnitude
+from cudnn_fe.core.cute.rms_stream import rms_rows
 from cudnn_fe.core.cute.row_vectors import VECTOR, store_global, store_words
-from cudnn_fe.core.cute.small_floats import e2m1_word, fp8_words, has_fp8
+from cudnn_fe.core.cute.small_floats import E2M1_UNIT, e2m1_word, fp8_words, has_fp8
 from cudnn_fe.norm_rope.rmsnorm_silu.op import BLOCK, SiluSpec
 
 __all__ = ["fake_arguments", "launcher"]
 
 _LEAST_SCALE = 1.17549435e-38
+_LOG2_E = math.log2(math.e)
 
 
 class _RmsNormSilu:
     def __init__(self, spec: SiluSpec) -> None:
         self.spec = spec
-        self.rows = RmsRows(spec.columns, spec.width, spec.plan)
+        self.rows = rms_rows(spec.columns, spec.width, spec.plan)
         self.native_fp8 = has_fp8(spec.arch)
 
     @cute.jit
@@ -36,7 +37,7 @@ class _RmsNormSilu:
     @cute.kernel
     def kernel(self, x: cute.Tensor, weight: cute.Tensor, out: cute.Tensor, scales: Any, eps: Float32) -> None:
         shared = SmemAllocator().allocate(self.rows.shared_bytes, 16).toint()
-        self.rows.each_vector(x, weight, eps, shared, partial(self.activate, out, scales))
+        self.rows.each_row(x, weight, eps, shared, partial(self.activate, out, scales), lambda *_: None)
 
     def activate(
         self,
@@ -49,8 +50,8 @@ class _RmsNormSilu:
         scale: Float32,
         valid: Int32,
     ) -> None:
-        """One vector's result, in its format, stored."""
-        activated = [silu(factor * (scale * value)) for value, factor in zip(values, factors, strict=True)]
+        """A run of vectors' results, in their format, stored."""
+        activated = _silu_of_products(values, factors, scale)
         per_row = self.spec.columns // VECTOR
         base = out.iterator.toint()
         if self.spec.out_dtype == "bfloat16":
@@ -59,22 +60,38 @@ class _RmsNormSilu:
             words = fp8_words("float8_e4m3fn", activated, self.native_fp8)
             store_global(base + row * (per_row * 8) + Int64(vector) * 8, words, 8, valid)
         else:
-            divisor = _block_divisor(activated)
-            inverse = cute.arch.rcp_approx(divisor)
-            word = e2m1_word([value * inverse for value in activated])
-            store_global(base + row * (per_row * 4) + Int64(vector) * 4, [word], 4, valid)
+            divisor, words = _block(activated)
+            store_global(base + row * (per_row * 4) + Int64(vector) * 4, words, 8, valid)
             code = fp8_words("float8_e4m3fn", [divisor] * 4, self.native_fp8)[0]
             at = scales.iterator.toint() + row * (per_row * VECTOR // BLOCK) + Int64(vector // (BLOCK // VECTOR))
-            store_global(at, [code], 1, valid & ~vector)
+            store_global(at, [code], 1, valid)
 
 
-def _block_divisor(values: list[Any]) -> Float32:
-    """A sixth of the largest magnitude of a block of 16, the vectors of a pair of lanes; not below a normal number."""
+def _silu_of_products(values: list[Any], factors: list[Any], scale: Float32) -> list[Float32]:
+    """``y / (1 + exp(-y))`` of ``y = value * factor * scale``.
+
+    The exponential's factor log2(e) goes into the scale, and out again with the one: no product of its own.
+    """
+    scaled = scale * Float32(_LOG2_E)
+    results = []
+    for value, factor in zip(values, factors, strict=True):
+        u = factor * (scaled * value)
+        power = cute.math.exp2(-u, fastmath=True)
+        results.append(u * cute.arch.rcp_approx(fused_multiply_add(power, _LOG2_E, _LOG2_E)))
+    return results
+
+
+def _block(values: list[Any]) -> tuple[Float32, list[Int32]]:
+    """A sixth of a block's largest magnitude, not below a normal number, and the codes of the values divided by it."""
     top = Float32(0.0)
     for value in values:
-        top = cute.arch.fmax(top, cute.arch.fmax(value, -value))
-    top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, 1))
-    return cute.arch.fmax(divide_by(top, 6.0), Float32(_LEAST_SCALE))
+        top = cute.arch.fmax(top, magnitude(value))
+    divisor = cute.arch.fmax(top * Float32(1.0 / 6.0), Float32(_LEAST_SCALE))
+    inverse = cute.arch.rcp_approx(divisor) * Float32(E2M1_UNIT)
+    shares = [value * inverse for value in values]
+    return divisor, [
+        e2m1_word(shares[start : start + VECTOR], scaled=True, away=True) for start in range(0, BLOCK, VECTOR)
+    ]
 
 
 class _OneResult(_RmsNormSilu):

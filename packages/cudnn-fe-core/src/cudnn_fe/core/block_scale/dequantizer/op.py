@@ -175,4 +175,5 @@ DEQUANTIZE = Op(
     results=("out",),
     autocast=False,
     jax_name="block_scale_dequantize",
+    memory_cases="cudnn_fe.core.block_scale.torch_bench:dequantize",
 )

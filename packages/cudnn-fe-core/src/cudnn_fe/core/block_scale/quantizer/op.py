@@ -206,4 +206,5 @@ QUANTIZE = Op(
     results=("row_codes", "row_scales", "column_codes", "column_scales", "amax"),
     autocast=False,
     jax_name="block_scale_quantize",
+    memory_cases="cudnn_fe.core.block_scale.torch_bench:quantize",
 )

@@ -20,9 +20,9 @@ from cudnn_fe.core.cute.block_tiles import (
     tile_walk,
 )
 from cudnn_fe.core.cute.exact import multiply
-from cudnn_fe.core.cute.fp8_widen import E4M3_SCALE, widen_fp8
+from cudnn_fe.core.cute.fp8_widen import fp8_floats
 from cudnn_fe.core.cute.numerics import kind_name
-from cudnn_fe.core.cute.ptx_base import assemble, load_global
+from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.small_floats import as_float
 
 __all__ = ["DequantizeTiles"]
@@ -130,25 +130,15 @@ class DequantizeTiles:
         """The value of a scale's code."""
         if self.scale == "float8_e8m0fnu":
             return e8m0_value(code)
-        return _halves(widen_fp8(code, "float8_e4m3fn")[:1], E4M3_SCALE)[0]
+        return fp8_floats([code], "float8_e4m3fn")[0]
 
     def decode(self, loaded: list[list[Int32]], j: int) -> list[Float32]:
         """The eight elements of row ``j``."""
         if not self.fp4:
-            scale = E4M3_SCALE if self.element == "float8_e4m3fn" else 1.0
-            return [value for word in loaded[j] for value in _halves(widen_fp8(word, self.element), scale)]
+            return fp8_floats(loaded[j], self.element)
         if not self.place.columns:
             return [_e2m1(loaded[j][0], 4 * k) for k in range(SIDE)]
         return [_e2m1(loaded[j // 2][k // 4], 8 * (k % 4) + 4 * (j % 2)) for k in range(SIDE)]
-
-
-def _halves(words: list[Any], scale: float) -> list[Float32]:
-    """fp32 values of fp16 pairs times a power of two."""
-    values = []
-    for word in words:
-        code = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }"
-        values += assemble(code, [Float32, Float32], [Int32(word)])
-    return values if scale == 1.0 else [multiply(value, scale) for value in values]
 
 
 def _e2m1(word: Any, shift: int) -> Float32:

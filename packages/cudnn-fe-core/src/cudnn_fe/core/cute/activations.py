@@ -30,9 +30,16 @@ GEGLU_ALPHA, GEGLU_CLAMP = 1.702, 7.0
 _LOG2_E = math.log2(math.e)
 
 
-def sigmoid(gate: Float32) -> Float32:
-    """``1 / (1 + exp2(-gate * log2(e)))``, approximate exponential and reciprocal: two special-function slots."""
-    return cute.arch.rcp_approx(Float32(1.0) + cute.math.exp2(gate * Float32(-_LOG2_E), fastmath=True))
+def sigmoid(gate: Float32, scale: Float32 | None = None) -> Float32:
+    """``1 / (1 + exp2(-gate * log2(e)))``, approximate exponential and reciprocal: two special-function slots.
+
+    A ``scale`` costs nothing where the same one serves several values: its reciprocal goes into the sum.
+    """
+    exponential = cute.math.exp2(gate * Float32(-_LOG2_E), fastmath=True)
+    if scale is None:
+        return cute.arch.rcp_approx(Float32(1.0) + exponential)
+    inverse = cute.arch.rcp_approx(scale)
+    return cute.arch.rcp_approx(exponential * inverse + inverse)
 
 
 def tanh(x: Float32) -> Float32:

@@ -213,9 +213,10 @@ class _Backward:
             return
         rows = results.rows
         last = Int32(results.offsets.shape[0]) - 1
-        experts = [cutlass.min(cute.arch.shuffle_sync(rows.expert, lane), last) for lane in (0, 31)]
+        begin, end = (cutlass.min(cute.arch.shuffle_sync(rows.expert, lane), last) for lane in (0, 31))
+        end = cutlass.select_(rows.first < results.matrix.rows, end, begin - 1)  # no part is below the buffer
         owners = rows.of_lane(rows.expert, place, SIDE)
-        _store_expert_parts(parts, values, place, owners, *experts, rows.first, results.matrix.columns)
+        _store_expert_parts(parts, values, place, owners, begin, end, rows.first, results.matrix.columns)
 
 
 @cute.jit

@@ -22,7 +22,7 @@ from cudnn_fe.core.cute.block_tiles import (
 from cudnn_fe.core.cute.exact import multiply
 from cudnn_fe.core.cute.fp8_widen import fp8_floats
 from cudnn_fe.core.cute.numerics import kind_name
-from cudnn_fe.core.cute.ptx_base import load_global
+from cudnn_fe.core.cute.ptx_base import assemble, load_global
 from cudnn_fe.core.cute.small_floats import as_float
 
 __all__ = ["DequantizeTiles"]

@@ -239,7 +239,8 @@ def test_hadamard_quant(backend: str, results: dict[str, Any], counts: list[int]
     case.a, case.sfa, _ = case._operand(rng, 1, case.m, case.k)
     case.b, case.sfb, _ = case._operand(rng, len(counts), 128, case.k)
     case.a = case.a[0]
-    case.alpha, case.prob = (rng.standard_normal(count).astype(np.float32) / 16 for count in (len(counts), case.m))
+    case.alpha, case.prob = (rng.standard_normal(x).astype(np.float32) for x in (len(counts), case.m))
+    case.alpha /= 16
     given = operands(case) | {"norm_const": 3.0, "rht_norm_const": 2.5, "act_func": "srelu", "c_dtype": "float32"}
     del given["norm_const_tensor"]
     got, wanted = both(grouped.grouped_gemm_glu_hadamard_quant_forward, **given, **results)

@@ -88,7 +88,7 @@ def changed(mlp: GatedMLP, change: str) -> GatedMLP:
 def test_gated_mlp_falls_back(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated_mlp, "fla_version", lambda: "0.6.0" if reason == "fla-version" else "0.5.2")
     run = gated_mlp.make_gated_mlp_forward(GatedMLP.forward, GatedMLP, SwiGLULinear)
-    x = torch.zeros(2, 16, dtype=torch.bfloat16)
+    x = torch.zeros(2, 16, dtype=torch.bfloat16, device="meta" if reason == "non-cuda" else "cpu")
     mlp = changed(GatedMLP(), reason)
     assert run(mlp, x, spare=1) == ("real", x, {"spare": 1})
     assert shims.mlp_last_path() == f"fallback:{reason}"
@@ -129,6 +129,24 @@ def test_gated_mlp_checks_of_input_and_weights(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(gated_mlp, "exported", missing)
     assert run(mlp, x)[0] == "real"
     assert shims.mlp_last_path() == "fallback:ImportError"
+
+
+def test_gated_mlp_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU, where the original does not run, gets the definition; gradients reach the input and all weights."""
+    pytest.importorskip("cudnn_fe.gemm", reason="cudnn-fe-gemm is not installed")
+    monkeypatch.setattr(gated_mlp, "fla_version", lambda: "0.5.2")
+    run = gated_mlp.make_gated_mlp_forward(GatedMLP.forward, GatedMLP, SwiGLULinear)
+    mlp = GatedMLP()
+    x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(4)).bfloat16()
+    leaf = x.clone()
+    out = run(mlp, leaf)
+    assert shims.mlp_last_path() == "native"
+    gate, up, down = (p.weight.double() for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    inner = x.double() @ gate.T
+    wanted = inner * torch.sigmoid(inner) * (x.double() @ up.T) @ down.T
+    assert_close(out.detach(), wanted.detach(), 4 * 2.0**-9)
+    out.sum().backward()
+    assert all(p.weight.grad is not None for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
 
 
 def conv_operands(layout: str = "nd") -> tuple[Any, Any, Any]:

@@ -116,6 +116,47 @@ def test_rows_of_every_width_at_any_alignment(columns: int, offset: int) -> None
             assert distance(got[1], wanted[1]) <= 2.0**-23 * (columns**0.5 + 64)
 
 
+# A block's registers, one CTA with and without room left, clusters of two, four and eight; more rows than run at once.
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [(4096, 50), (8208, 1100), (16384, 1000), (20000, 500), (32768, 500), (65536, 300), (100000, 130), (262144, 65)],
+)
+def test_wide_rows_one_after_another(columns: int, rows: int) -> None:
+    torch.manual_seed(columns)
+    x = torch.randn(rows, columns, device="cuda").to(torch.bfloat16)
+    w = (torch.rand(columns, device="cuda") + 0.5).to(torch.bfloat16)
+    x[rows // 2, -1] = float("nan")
+    kinds = ("bfloat16", "float8_e4m3fn", "float4_e2m1fn")
+    calls: Any = [(rmsnorm_rht_amax_forward, {"rows_per_cta": 5})]
+    calls += [(rmsnorm_silu_forward, {"eps": 1e-6, "out_dtype": kind}) for kind in kinds]
+    for function, options in calls:
+        got, again = function(x, w, **options), function(x, w, **options)
+        wanted = defined(function, x, w, **options)
+        allowed = 2.0**-4 if "float" in str(options.get("out_dtype", "")) else 2.0**-8
+        for a, b, exact in zip(got.values(), again.values(), wanted.values(), strict=True):
+            if exact is not None:
+                assert same(a, b)
+                a, exact = a.float(), exact.float()
+                assert torch.equal(torch.isnan(a), torch.isnan(exact))
+                assert distance(torch.nan_to_num(a), torch.nan_to_num(exact)) <= allowed
+
+
+def test_fp4_codes_are_the_nearest() -> None:
+    x = torch.randn(500, 4096, device="cuda").to(torch.bfloat16)
+    w = (torch.rand(4096, device="cuda") + 0.5).to(torch.bfloat16)
+    codes, scale = rmsnorm_silu_forward(x, w, 1e-6, "float4_e2m1fn")
+    wide = x.double()
+    y = wide * (wide.square().mean(1, keepdim=True) + 1e-6).rsqrt() * w.double()
+    blocks = (y / (1 + torch.exp(-y))).view(500, 256, 16)
+    sixth = blocks.abs().amax(2) / 6
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cuda").double()
+    found = values[torch.stack((codes & 15, codes >> 4), 2).long()].view(500, 256, 16)
+    steps = torch.where(found.abs() >= 4, 2.0, torch.where(found.abs() >= 2, 1.0, 0.5))
+    # Some dozen roundings of float32 lie between the definition and the code.
+    assert ((found - blocks / sixth[:, :, None]).abs() <= steps / 2 + 1e-4).all()
+    assert ((scale.double() - sixth).abs() <= 2.0**-4 * sixth + 2.0**-10).all()
+
+
 @pytest.mark.parametrize("rows_per_cta", [1, 3, 33, 4752])
 def test_maxima_of_groups_of_any_size(rows_per_cta: int) -> None:
     x, w = torch.randn(4752, 128).to(torch.bfloat16), torch.rand(128).to(torch.bfloat16)

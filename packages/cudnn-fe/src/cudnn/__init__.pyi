@@ -56,6 +56,7 @@ from cudnn_fe.attention.gated_block import gated_attention_block_backward as gat
 from cudnn_fe.attention.gated_block import gated_attention_block_forward as gated_attention_block_forward
 from cudnn_fe.attention.gated_block.legacy_backward import GatedAttentionBlockBwd as GatedAttentionBlockBwd
 from cudnn_fe.attention.gated_block.legacy_forward import GatedAttentionBlockFwd as GatedAttentionBlockFwd
+from cudnn_fe.attention.gated_block.paged import gated_attention_block_paged_forward as gated_attention_block_paged_forward
 from cudnn_fe.attention.hca import aligned_hca_backward as aligned_hca_backward
 from cudnn_fe.attention.hca.legacy import AlignedHCABackward as AlignedHCABackward
 from cudnn_fe.attention.hca.legacy import aligned_hca_backward_wrapper as aligned_hca_backward_wrapper
@@ -111,6 +112,8 @@ from cudnn_fe.gemm.swiglu import gemm_swiglu_backward as gemm_swiglu_backward
 from cudnn_fe.gemm.swiglu import gemm_swiglu_forward as gemm_swiglu_forward
 from cudnn_fe.gemm.swiglu import gemm_swiglu_jax_backward as gemm_swiglu_jax_backward
 from cudnn_fe.gemm.swiglu import gemm_swiglu_jax_forward as gemm_swiglu_jax_forward
+from cudnn_fe.gemm.swiglu_mlp import swiglu_mlp_backward as swiglu_mlp_backward
+from cudnn_fe.gemm.swiglu_mlp import swiglu_mlp_forward as swiglu_mlp_forward
 from cudnn_fe.gemm.swiglu_scaled import gemm_swiglu_scaled_forward as gemm_swiglu_scaled_forward
 from cudnn_fe.grouped.classes import GroupedGemmDgluSm100 as GroupedGemmDgluSm100
 from cudnn_fe.grouped.classes import GroupedGemmGluSm100 as GroupedGemmGluSm100

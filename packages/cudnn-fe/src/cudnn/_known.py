@@ -14,7 +14,7 @@ _NAMES = {
         "gemm_swiglu_forward gemm_swiglu_jax_backward gemm_swiglu_jax_forward gemm_swiglu_jax_sm100 "
         "gemm_swiglu_scaled_forward gemm_swiglu_wrapper_sm100 "
         "mhc_projection_backward gemm.mhc_projection_backward gemm.MhcProjectionBackward "
-        "gemm_proj_rope_mxfp8_forward"
+        "gemm_proj_rope_mxfp8_forward swiglu_mlp_forward swiglu_mlp_backward gemm.swiglu_mlp gemm.ops.swiglu_mlp"
     ),
     "cudnn-fe-grouped": (
         "DiscreteGroupedGemmDswigluSm100 DiscreteGroupedGemmSwigluSm100 GroupedGemmDgluSm100 "
@@ -49,8 +49,8 @@ _NAMES = {
         "jax.kimi_delta_attention kimi_delta_attention_backward kimi_delta_attention_forward "
         "ops.kimi_delta_attention_backward_jax ops.kimi_delta_attention_forward_jax flex_attention_backward "
         "flex_attention_forward flex_attn_func gated_attention_block "
-        "gated_attention_block_backward gated_attention_block_forward hstu_attention_backward "
-        "hstu_attention_forward jax.block_sparse_attention nsa_compression_attention_forward "
+        "gated_attention_block_backward gated_attention_block_forward gated_attention_block_paged_forward "
+        "hstu_attention_backward hstu_attention_forward jax.block_sparse_attention nsa_compression_attention_forward "
         "nsa_selection_attention_forward "
         "nsa_sliding_window_attention_forward nsa_topk_reduction_forward nvfp4_attention_qat_backward "
         "ops.block_sparse_attention_backward ops.block_sparse_attention_backward_jax "

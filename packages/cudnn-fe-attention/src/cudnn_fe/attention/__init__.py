@@ -35,6 +35,7 @@ from cudnn_fe.attention.flex import (
 )
 from cudnn_fe.attention.gated_block import gated_attention_block_backward, gated_attention_block_forward
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
+from cudnn_fe.attention.gated_block.paged import gated_attention_block_paged_forward
 from cudnn_fe.attention.gated_block.record import SavedForBackward
 from cudnn_fe.attention.gated_block.weights import build_fused_qkvg_weight, qkvg_from_hf, qkvg_from_vllm
 from cudnn_fe.attention.hca import aligned_hca_backward
@@ -90,6 +91,7 @@ __all__ = [
     "flex_attn_func",
     "gated_attention_block_backward",
     "gated_attention_block_forward",
+    "gated_attention_block_paged_forward",
     "gated_delta_net_backward",
     "gated_delta_net_forward",
     "hstu_attention_backward",

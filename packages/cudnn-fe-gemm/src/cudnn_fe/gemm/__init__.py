@@ -12,6 +12,7 @@ from cudnn_fe.gemm.swiglu import (
     gemm_swiglu_jax_backward,
     gemm_swiglu_jax_forward,
 )
+from cudnn_fe.gemm.swiglu_mlp import swiglu_mlp, swiglu_mlp_backward, swiglu_mlp_forward
 from cudnn_fe.gemm.swiglu_scaled import gemm_swiglu_scaled_forward
 
 __all__ = [
@@ -31,4 +32,7 @@ __all__ = [
     "gemm_swiglu_scaled_forward",
     "mhc_projection_backward",
     "mhc_projection_jax_backward",
+    "swiglu_mlp",
+    "swiglu_mlp_backward",
+    "swiglu_mlp_forward",
 ]

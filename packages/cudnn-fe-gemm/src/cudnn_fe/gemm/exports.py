@@ -12,6 +12,7 @@ _SCALED = "cudnn_fe.gemm.legacy_scaled"
 _PROJ_ROPE = "cudnn_fe.gemm.proj_rope"
 _LEGACY_PROJ_ROPE = "cudnn_fe.gemm.legacy_proj_rope"
 _MHC = "cudnn_fe.gemm.mhc_projection"
+_MLP = "cudnn_fe.gemm.swiglu_mlp"
 _LEGACY_MHC = "cudnn_fe.gemm.legacy_mhc"
 
 FAMILY = Family(
@@ -27,6 +28,8 @@ FAMILY = Family(
         "cudnn_fe.gemm.dsrelu.op:DSRELU",
         "cudnn_fe.gemm.proj_rope.op:FORWARD",
         "cudnn_fe.gemm.mhc_projection.op:BACKWARD",
+        "cudnn_fe.gemm.swiglu_mlp.op:FORWARD",
+        "cudnn_fe.gemm.swiglu_mlp.op:BACKWARD",
     ),
     exports={
         "gemm_swiglu_forward": f"{_SWIGLU}:gemm_swiglu_forward",
@@ -61,6 +64,10 @@ FAMILY = Family(
         "mhc_projection_backward": f"{_MHC}:mhc_projection_backward",
         "mhc_projection_jax_backward": f"{_MHC}:mhc_projection_jax_backward",
         "MhcProjectionBackward": f"{_LEGACY_MHC}:MhcProjectionBackward",
+        "swiglu_mlp_forward": f"{_MLP}:swiglu_mlp_forward",
+        "swiglu_mlp_backward": f"{_MLP}:swiglu_mlp_backward",
+        "gemm.swiglu_mlp": f"{_MLP}:swiglu_mlp",
+        "gemm.ops.swiglu_mlp": f"{_MLP}:swiglu_mlp",
         "gemm.mhc_projection_backward": f"{_MHC}:mhc_projection_backward",
         "gemm.MhcProjectionBackward": f"{_LEGACY_MHC}:MhcProjectionBackward",
     },

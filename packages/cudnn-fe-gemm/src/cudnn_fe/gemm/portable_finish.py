@@ -16,7 +16,7 @@ from cutlass import Float32, Int32, Int64, cute
 from cudnn_fe.core.cute.activations import rectified, swiglu
 from cudnn_fe.core.cute.amax import clear_amax, fold_amax
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
-from cudnn_fe.core.cute.block_quantize import BlockQuantizer, quantize_tile, store_codes
+from cudnn_fe.core.cute.block_quantize import BlockQuantizer, quantize_tile
 from cudnn_fe.core.cute.block_tiles import (
     SIDE,
     THREADS,
@@ -217,7 +217,7 @@ class Finish:
             place = ScalePlace(columns, 32, packed=False)
             scaled = quantize_tile(quantizer, place, values, None, scales.iterator.toint(), matrix, at)
             target = Matrix(codes.iterator.toint(), Int64(0), Int64(matrix.columns), matrix.rows, matrix.columns)
-            store_codes(quantizer, place, scaled, None, target, matrix, at, SIDE)
+            store_rows(target, "float8_e4m3fn", scaled, at, SIDE, self.native, 8)
 
     def turned(self, values: list[Any], inputs: Any, at: Any, j: int, vector: Any, wanted: Any) -> list[Any]:
         """A row's eight columns of the rotated tile, whose pairs its eight lanes hold side by side.
@@ -261,12 +261,8 @@ class Finish:
             return
         quantizer = BlockQuantizer(self.spec.quantised, "float8_e8m0fnu", "epilogue", self.spec.quotient, self.native)
         place = ScalePlace(columns=False, block=32, packed=True)
-        factor = self.factor(inputs)
-        scaled = quantize_tile(quantizer, place, values, factor, scales.iterator.toint(), matrix, at)
-        if self.spec.out_major == "n":
-            store_codes(quantizer, place, scaled, factor, Matrix.of(out, _ROWS), matrix, at, self.spec.result_access)
-        else:
-            self.store(out, name, scaled, matrix, at, 1)
+        scaled = quantize_tile(quantizer, place, values, self.factor(inputs), scales.iterator.toint(), matrix, at)
+        self.store(out, name, scaled, matrix, at, self.spec.result_access if self.spec.out_major == "n" else 1)
 
     def load(self, tensor: Any, matrix: Matrix, at: Any, j: int) -> list[Float32]:
         """A lane's eight elements of row ``j`` of an operand of the product's extents."""

@@ -1,4 +1,4 @@
-"""The gated MLP of flash-linear-attention, served by ``cudnn.gemm.ops.swiglu_mlp`` where a package has it."""
+"""The gated MLP of flash-linear-attention, served by ``cudnn.gemm.ops.swiglu_mlp`` where its package is there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from cudnn_fe.attention.fla.calls import Path
+from cudnn_fe.attention.fla.calls import Path, served
 from cudnn_fe.attention.fla.elsewhere import exported
 from cudnn_fe.attention.fla.versions import fla_version
 from cudnn_fe.core.frameworks import torch_is_tracing
+from cudnn_fe.core.registry import find_op
 
 __all__ = ["VERSION", "last_path", "make_gated_mlp_forward", "refuse", "replacement"]
 
@@ -126,11 +127,14 @@ def _input_refusal(x: Any) -> str | None:
         return "tensor-subclass"
     if x.dtype != torch.bfloat16:
         return "non-bf16"
-    if x.device.type != "cuda":
+    if x.device.type not in ("cuda", "cpu"):
         return "non-cuda"
     if x.ndim < 2 or x.numel() == 0 or not x.is_contiguous():
         return "shape-or-layout"
-    return "hooks" if x._backward_hooks else None
+    if x._backward_hooks:
+        return "hooks"
+    op = find_op("swiglu_mlp_forward")
+    return None if op is None else served(op, x)  # a package that is not installed says so when it is called
 
 
 def _weights_refusal(projections: tuple[Any, ...], x: Any) -> str | None:

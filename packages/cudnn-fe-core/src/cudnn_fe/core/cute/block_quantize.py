@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,13 @@ __all__ = [
     "BlockQuantizer",
     "e8m0_value",
     "gather",
+    "largest_magnitudes",
+    "largest_of_pairs",
     "magnitude_pairs",
     "quantize_tile",
     "reduce_scatter",
     "store_codes",
+    "store_scales",
 ]
 
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
@@ -54,6 +58,7 @@ class BlockQuantizer:
         quotient: The float32 that a block's largest magnitude is multiplied by.
         native: Whether the target converts to FP8.
         source: Element type of the source, where it may be read in pairs.
+        fold: Whether FP4 values may be multiplied by `E2M1_UNIT` too, for `store_codes` alone.
     """
 
     element: str
@@ -62,6 +67,7 @@ class BlockQuantizer:
     quotient: float
     native: bool
     source: str = "float32"
+    fold: bool = False
 
     def multiplies(self, norm: Any) -> bool:
         """Whether values are multiplied before the recipe reads them."""
@@ -73,7 +79,8 @@ class BlockQuantizer:
 
     def folds(self, norm: Any) -> bool:
         """Whether multipliers are times `E2M1_UNIT`: where they are a scale's reciprocal alone, that is exact."""
-        return self.element == "float4_e2m1fn" and (norm is None or self.recipe == "converter")
+        fp4 = self.element == "float4_e2m1fn"
+        return self.fold and fp4 and (norm is None or self.recipe == "converter")
 
     def apart(self, norm: Any) -> bool:
         """Whether no multiplied value is a little above the middle between two codes.
@@ -133,19 +140,23 @@ class BlockQuantizer:
         is_nan = bits > _INFINITY
         return cutlass.select_(is_nan, Int32(0xFF), code), as_float(cutlass.select_(is_nan, Int32(_NAN), inverse))
 
-    def _e4m3(self, wanted: Any) -> tuple[Int32, Float32]:
-        """Rounded to nearest, saturating, and its reciprocal, rounded; infinity for 0."""
+    def e4m3(self, wanted: Any) -> tuple[Int32, Float32]:
+        """The code of a scale rounded to nearest, saturating, and its value."""
         if self.native:
             text = (
                 "{ .reg .b16 two, lo, hi; .reg .b32 wide; cvt.rn.satfinite.e4m3x2.f32 two, 0f00000000, $2; "
                 "cvt.u32.u16 $0, two; cvt.rn.f16x2.e4m3x2 wide, two; mov.b32 {lo, hi}, wide; cvt.f32.f16 $1, lo; }"
             )
             code, value = assemble(text, [Int32, Float32], [Float32(wanted)])
-        else:
-            is_nan = as_bits(wanted) > _INFINITY
-            size = cute.arch.fmin(wanted, Float32(E4M3.largest))
-            code = cutlass.select_(is_nan, Int32(0x7F), E4M3.code(size))
-            value = as_float(cutlass.select_(is_nan, Int32(_NAN), as_bits(E4M3.value(size))))
+            return code, value
+        is_nan = as_bits(wanted) > _INFINITY
+        size = cute.arch.fmin(wanted, Float32(E4M3.largest))
+        code = cutlass.select_(is_nan, Int32(0x7F), E4M3.code(size))
+        return code, as_float(cutlass.select_(is_nan, Int32(_NAN), as_bits(E4M3.value(size))))
+
+    def _e4m3(self, wanted: Any) -> tuple[Int32, Float32]:
+        """`e4m3`'s code, and the reciprocal, rounded; infinity for 0."""
+        code, value = self.e4m3(wanted)
         # Four significant bits: one correction rounds the reciprocal right, from any start two units off.
         (near,) = assemble("rcp.approx.ftz.f32 $0, $1;", [Float32], [value])
         error = fused_multiply_add(as_float(as_bits(value) ^ -0x80000000), near, 1.0)
@@ -213,9 +224,10 @@ def gather(values: list[Any], masks: tuple[int, ...], lane: Any) -> list[Any]:
     return values
 
 
-def _largest(quantizer: BlockQuantizer, lines: list[list[Any]]) -> list[Any]:
+def largest_magnitudes(quantizer: BlockQuantizer, place: ScalePlace, rows: list[list[Any]]) -> list[Any]:
+    """The largest magnitude of each of a lane's rows, or columns, of fp32 values as the recipe reads them."""
     found = []
-    for line in lines:
+    for line in zip(*rows, strict=True) if place.columns else rows:
         largest = quantizer.larger(line[0], line[1])
         for value in line[2:]:
             largest = quantizer.larger(largest, value)
@@ -223,16 +235,55 @@ def _largest(quantizer: BlockQuantizer, lines: list[list[Any]]) -> list[Any]:
     return found
 
 
-def _largest_of_pairs(quantizer: BlockQuantizer, pairs: list[list[Any]], columns: bool) -> list[Any]:
-    """The same from words of 16-bit pairs, at half the instructions."""
+def largest_of_pairs(quantizer: BlockQuantizer, place: ScalePlace, pairs: list[list[Any]]) -> list[Any]:
+    """The same from words of 16-bit pairs of magnitudes, at half the instructions."""
     found: list[Any] = []
-    for line in zip(*pairs, strict=True) if columns else pairs:
+    for line in zip(*pairs, strict=True) if place.columns else pairs:
         largest = quantizer.larger_pair(line[0], line[1])
         for word in line[2:]:
             largest = quantizer.larger_pair(largest, word)
         two = quantizer.unpaired(largest)
-        found += two if columns else [quantizer.larger(*two)]
+        found += two if place.columns else [quantizer.larger(*two)]
     return found
+
+
+def store_scales(
+    quantizer: BlockQuantizer,
+    place: ScalePlace,
+    largest: list[Any],
+    norm: Any,
+    scales: Any,
+    matrix: Matrix,
+    at: LanePlace,
+    rows: int = SIDE,
+) -> list[Float32]:
+    """Store the scales of a lane's blocks, and return what each row, or column, is multiplied by.
+
+    Args:
+        quantizer: The recipe.
+        place: Where scales lie.
+        largest: Largest magnitude of each row, or column, of a lane.
+        norm: The factor, or None.
+        scales: Address of the scales.
+        matrix: Extents of the quantised matrix.
+        at: This lane's first row and column in it.
+        rows: Rows of a lane: eight; or four, where lanes that differ in bit 4 hold the eight rows of the same columns.
+    """
+    lane = cute.arch.thread_idx()[0] % 32
+    masks = (_COLUMN_LANES if place.columns else _ROW_LANES)[1 if place.block == 16 else 0 :]
+    if place.columns and rows < SIDE:
+        masks = (*masks, _HALVES_LANE)
+    owned, first = reduce_scatter(largest, masks, lane, quantizer.larger)
+    found = [quantizer.scale_and_multiplier(one, norm) for one in owned]
+    offset, step, _ = place.locate(matrix, at, first)
+    for index, (code, _) in enumerate(found):
+        _, _, valid = place.locate(matrix, at, first + index)
+        store_global(scales + offset + step * index, [code], 1, valid)
+    return gather([multiplier for _, multiplier in found], masks, lane)
+
+
+def _multiplied(place: ScalePlace, row: list[Any], by: list[Any], j: int) -> list[Any]:
+    return [multiply(value, by[k if place.columns else j]) for k, value in enumerate(row)]
 
 
 def quantize_tile(
@@ -243,74 +294,63 @@ def quantize_tile(
     scales: Any,
     matrix: Matrix,
     at: LanePlace,
-    pairs: list[list[Any]] | None = None,
 ) -> list[list[Any]]:
-    """Store the scales of a lane's values, and return the values multiplied, for `store_codes`.
+    """Store the scales of a lane's values, and return the values multiplied.
 
     Args:
         quantizer: The recipe.
         place: Where scales lie.
-        values: Eight rows of eight; or four, where lanes that differ in bit 4 hold the eight rows of the same columns.
+        values: Eight rows of eight, or four, as `store_scales` has it.
         norm: The factor, or None.
         scales: Address of the scales.
         matrix: Extents of the quantised matrix.
         at: This lane's first row and column in it.
-        pairs: Magnitudes of the values as words of 16-bit pairs, where the values are the source's own.
     """
-    lane = cute.arch.thread_idx()[0] % 32
     values = [[quantizer.prepared(value, norm) for value in row] for row in values]
-    if pairs is None:
-        lines = [list(line) for line in zip(*values, strict=True)] if place.columns else values
-        largest = _largest(quantizer, lines)
-    else:
-        largest = _largest_of_pairs(quantizer, pairs, place.columns)
-    masks = (_COLUMN_LANES if place.columns else _ROW_LANES)[1 if place.block == 16 else 0 :]
-    if place.columns and len(values) < SIDE:
-        masks = (*masks, _HALVES_LANE)
-    owned, first = reduce_scatter(largest, masks, lane, quantizer.larger)
-    found = [quantizer.scale_and_multiplier(one, norm) for one in owned]
-    offset, step, _ = place.locate(matrix, at, first)
-    for index, (code, _) in enumerate(found):
-        _, _, valid = place.locate(matrix, at, first + index)
-        store_global(scales + offset + step * index, [code], 1, valid)
-    by = gather([multiplier for _, multiplier in found], masks, lane)
-    return [
-        [multiply(value, by[k if place.columns else j]) for k, value in enumerate(row)] for j, row in enumerate(values)
-    ]
+    largest = largest_magnitudes(quantizer, place, values)
+    by = store_scales(quantizer, place, largest, norm, scales, matrix, at, len(values))
+    return [_multiplied(place, row, by, j) for j, row in enumerate(values)]
 
 
 def store_codes(
     quantizer: BlockQuantizer,
     place: ScalePlace,
-    scaled: list[list[Any]],
+    row_of: Callable[[int], list[Any]],
+    by: list[Any],
     norm: Any,
     target: Matrix,
     matrix: Matrix,
     at: LanePlace,
     access: int,
 ) -> None:
-    """Encode and store a lane's multiplied values; FP4 in pairs along the quantised direction.
+    """Multiply, encode and store a lane's values, a row after another; FP4 in pairs along the quantised direction.
 
     Args:
         quantizer: The recipe.
         place: Where scales lie.
-        scaled: What `quantize_tile` returned.
+        row_of: Makes one of eight rows of values, as late as can be: all at once would take too many registers.
+        by: What `store_scales` returned.
         norm: The factor that it got.
         target: The codes' memory.
         matrix: Extents of the quantised matrix.
         at: This lane's first row and column in it.
         access: Elements of a row that may be written at once.
     """
+
+    def row(j: int) -> list[Any]:
+        return _multiplied(place, [quantizer.prepared(value, norm) for value in row_of(j)], by, j)
+
     left = matrix.columns - at.column
     fp4 = quantizer.element == "float4_e2m1fn"
     if fp4 and place.columns:
-        for j in range(0, len(scaled), 2):
-            together = [value for pair in zip(scaled[j], scaled[j + 1], strict=True) for value in pair]
+        for j in range(0, SIDE, 2):
+            together = [value for pair in zip(row(j), row(j + 1), strict=True) for value in pair]
             address = target.place(at.batch, (at.row + j) // 2, at.column)
             inside = Int32(at.row + j < matrix.rows)
             store_vector_bytes(address, quantizer.words(together, norm), 8, access, left, inside)
         return
     bits = 4 if fp4 else 8
-    for j, row in enumerate(scaled):
+    for j in range(SIDE):
         address = target.place(at.batch, at.row + j, at.column * bits // 8)
-        store_vector_bytes(address, quantizer.words(row, norm), bits, access, left, Int32(at.row + j < matrix.rows))
+        words = quantizer.words(row(j), norm)
+        store_vector_bytes(address, words, bits, access, left, Int32(at.row + j < matrix.rows))

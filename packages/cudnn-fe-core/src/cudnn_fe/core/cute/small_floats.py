@@ -17,7 +17,6 @@ from cudnn_fe.core.cute.ptx_base import assemble, permute_bytes
 
 __all__ = [
     "E2M1",
-    "E2M1_HALVES_SCALE",
     "E2M1_UNIT",
     "E4M3",
     "E5M2",
@@ -26,7 +25,6 @@ __all__ = [
     "as_float",
     "clamped_magnitude",
     "e2m1_word",
-    "e2m1_word_by_halves",
     "fp8_words",
     "has_fp8",
 ]
@@ -101,20 +99,28 @@ def clamped_magnitude(value: Any, largest: float) -> Float32:
     return magnitude
 
 
-# An fp16 holds E2M1's code in its own bits: 2^-14 of a value is subnormal in fp16 where the value is in E2M1, so the
-# code is the exponent and the upper significand bit, rounded in integers, two values at a time. What the conversion to
-# fp16 cuts off must still tell a value just above a tie from the tie, so it leaves a one behind, in the lowest bit that
-# survives in fp16's subnormals.
+# 2^-14 of a value is subnormal in fp16 where the value is in E2M1, so that fp16's bits hold the code: its last bit is
+# bit 9. What the conversion to fp16 cuts off must still tell a value just above a tie from the tie, so it leaves a one
+# behind, in the lowest bit that survives in fp16's subnormals. Rounding those bits to even takes five instructions of
+# the pipe of minima and shifts. Three of the following go to another: the code of a magnitude m is min(2 m, m + 2,
+# m / 2 + 4) rounded, since the three lines meet where the step doubles, and each line added to 1024 in one rounding
+# leaves the integer in the low bits.
 _KEEP_REST = "mov.b32 m, {0}; add.s32 t, m, 0x7FFF; and.b32 t, t, 0x8000; or.b32 m, m, t; mov.b32 {0}, m; "
+_TO_EVEN = (
+    "mov.b32 a, 0x78007800; mov.b32 b, 0x74007400; mov.b32 c, 0x70007000; "
+    "mov.b32 x, 0x64006400; mov.b32 y, 0x64026402; mov.b32 z, 0x64046404; "
+    "fma.rn.f16x2 a, m, a, x; fma.rn.f16x2 b, m, b, y; fma.rn.f16x2 c, m, c, z; "
+    "min.f16x2 m, a, b; min.f16x2 m, m, c; shl.b32 m, m, 12; "
+)
+_AWAY = "add.s32 m, m, 0x01000100; shl.b32 m, m, 3; "  # exact for what was cut off too: it never reaches the next tie
 _E2M1_PAIR = (
-    "{{ .reg .f32 lo, hi; .reg .b32 h, m, t; mov.f32 lo, $1; mov.f32 hi, $2; {rest}"
-    "cvt.rz.f16x2.f32 h, hi, lo; abs.f16x2 m, h; mov.b32 t, 0x0E000E00; min.f16x2 m, m, t; "
-    "shr.u32 t, m, 9; and.b32 t, t, 0x00010001; add.s32 m, m, t; add.s32 m, m, 0x00FF00FF; shl.b32 m, m, 3; "
+    "{{ .reg .f32 lo, hi; .reg .b32 h, m, t, a, b, c, x, y, z; mov.f32 lo, $1; mov.f32 hi, $2; {rest}"
+    "cvt.rz.f16x2.f32 h, hi, lo; abs.f16x2 m, h; mov.b32 t, 0x0E000E00; min.f16x2 m, m, t; {round}"
     "lop3.b32 $0, m, h, 0x80008000, 0xD8; }}"
 )
 
 
-def e2m1_word(values: list[Any], *, scaled: bool = False, apart: bool = False) -> Int32:
+def e2m1_word(values: list[Any], *, scaled: bool = False, apart: bool = False, away: bool = False) -> Int32:
     """Eight values as E2M1 codes, the first in the low four bits; beyond 6 as 6, NaN as +6.
 
     Args:
@@ -122,11 +128,12 @@ def e2m1_word(values: list[Any], *, scaled: bool = False, apart: bool = False) -
         scaled: Whether they are given times `E2M1_UNIT`, which saves a multiplication each.
         apart: Whether none is nearer to the middle between two codes than 2^-8 of itself, unless below it or exactly
             there, which saves two instructions each.
+        away: Whether ties go away from zero: for approximate values, whose ties mean nothing, half the instructions.
     """
     if not scaled:
         values = [multiply(value, E2M1_UNIT) for value in values]
-    rest = "" if apart else _KEEP_REST.format("lo") + _KEEP_REST.format("hi")
-    code = _E2M1_PAIR.format(rest=rest)
+    rest = "" if apart or away else _KEEP_REST.format("lo") + _KEEP_REST.format("hi")
+    code = _E2M1_PAIR.format(rest=rest, round=_AWAY if away else _TO_EVEN)
     pairs = []  # a code in the upper four bits of each half
     for low, high in ((0, 2), (1, 3), (4, 6), (5, 7)):
         pairs += assemble(code, [Int32], [Float32(values[low]), Float32(values[high])])
@@ -135,33 +142,6 @@ def e2m1_word(values: list[Any], *, scaled: bool = False, apart: bool = False) -
         merge = "{ .reg .b32 e; shr.u32 e, $1, 4; lop3.b32 $0, e, $2, 0xF000F000, 0xD8; }"
         halves += assemble(merge, [Int32], [even, odd])
     return permute_bytes(halves[0], halves[1], 0x7531)
-
-
-# fp16 has its first normal number where E2M1 has it once 1 is scaled to 2^-14. The upper bits of the fp16 number, from
-# the last but nine on, are then E2M1's code, with half a step added for the nearest; what the conversion cuts off does
-# not change which code that is.
-_TWO_E2M1 = (
-    "{ .reg .b32 h, m; cvt.rz.f16x2.f32 h, $2, $1; abs.f16x2 m, h; min.f16x2 m, m, $3; add.u32 m, m, 0x01000100; "
-    "lop3.b32 $0, m, h, 0x80008000, 0xF8; }"
-)
-E2M1_HALVES_SCALE = 2.0**-14
-_SIX_TWICE = 0x0E000E00  # 6 / 2^14
-
-
-def e2m1_word_by_halves(values: list[Any]) -> Int32:
-    """`e2m1_word` of eight values times `E2M1_HALVES_SCALE`, ties away from zero: half the instructions.
-
-    For values of approximate arithmetic, where a tie means nothing.
-    """
-
-    def bytes_of(*four: Any) -> Int32:
-        """Sign, three zeros, code and a rest of each."""
-        pairs = [assemble(_TWO_E2M1, [Int32], [*four[at : at + 2], Int32(_SIX_TWICE)])[0] for at in (0, 2)]
-        return permute_bytes(*pairs, 0x7531)
-
-    even, odd = bytes_of(*values[::2]), bytes_of(*values[1::2])
-    low = ((even >> 1) & 0x07070707) | ((even >> 4) & 0x08080808)
-    return low | ((odd << 3) & 0x70707070) | (odd & -0x7F7F7F80)
 
 
 def fp8_words(name: str, values: list[Any], native: bool) -> list[Int32]:

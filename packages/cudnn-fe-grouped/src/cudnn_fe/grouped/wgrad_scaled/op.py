@@ -23,6 +23,7 @@ from cudnn_fe.grouped.scaled.problem import (
     require_scales,
 )
 from cudnn_fe.grouped.wgrad.op import nothing_to_sum, require_compact, wgrad_outputs
+from cudnn_fe.grouped.wgrad_scaled.kernels import SCALED_WGRAD_KERNELS
 
 __all__ = ["SCALED", "ScaledWgrad"]
 
@@ -173,7 +174,7 @@ SCALED = Op(
     package="cudnn-fe-grouped",
     problem=ScaledWgrad,
     reference="cudnn_fe.grouped.wgrad_scaled.reference:scaled_wgrad",
-    kernels=(),
+    kernels=SCALED_WGRAD_KERNELS,
     reference_on_gpu=True,
     summary="The block-scaled mode of grouped_gemm_wgrad_forward: MXFP8, MXFP4 or NVFP4 operands, quantised along the "
     "rows.",

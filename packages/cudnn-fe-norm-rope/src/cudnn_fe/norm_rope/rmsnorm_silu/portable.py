@@ -15,7 +15,7 @@ from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs
 from cudnn_fe.core.cute.exact import fused_multiply_add, magnitude
 from cudnn_fe.core.cute.rms_stream import rms_rows
 from cudnn_fe.core.cute.row_vectors import VECTOR, store_global, store_words
-from cudnn_fe.core.cute.small_floats import E2M1_HALVES_SCALE, e2m1_word_by_halves, fp8_words, has_fp8
+from cudnn_fe.core.cute.small_floats import E2M1_UNIT, e2m1_word, fp8_words, has_fp8
 from cudnn_fe.norm_rope.rmsnorm_silu.op import BLOCK, SiluSpec
 
 __all__ = ["fake_arguments", "launcher"]
@@ -87,9 +87,11 @@ def _block(values: list[Any]) -> tuple[Float32, list[Int32]]:
     for value in values:
         top = cute.arch.fmax(top, magnitude(value))
     divisor = cute.arch.fmax(top * Float32(1.0 / 6.0), Float32(_LEAST_SCALE))
-    inverse = cute.arch.rcp_approx(divisor) * Float32(E2M1_HALVES_SCALE)
+    inverse = cute.arch.rcp_approx(divisor) * Float32(E2M1_UNIT)
     shares = [value * inverse for value in values]
-    return divisor, [e2m1_word_by_halves(shares[start : start + VECTOR]) for start in range(0, BLOCK, VECTOR)]
+    return divisor, [
+        e2m1_word(shares[start : start + VECTOR], scaled=True, away=True) for start in range(0, BLOCK, VECTOR)
+    ]
 
 
 class _OneResult(_RmsNormSilu):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -11,8 +12,17 @@ from cutlass import Int32, cute
 from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.cute.amax import clear_amax, fold_amax
 from cudnn_fe.core.cute.arguments import fake_tensor
-from cudnn_fe.core.cute.block_quantize import BlockQuantizer, magnitude_pairs, quantize_tile, store_codes
-from cudnn_fe.core.cute.block_tiles import SIDE, THREADS, Matrix, ScalePlace, lane_place, load_vector, tile_walk
+from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs_again
+from cudnn_fe.core.cute.block_quantize import (
+    BlockQuantizer,
+    largest_magnitudes,
+    largest_of_pairs,
+    magnitude_pairs,
+    store_codes,
+    store_scales,
+)
+from cudnn_fe.core.cute.block_tiles import SIDE, THREADS, Matrix, ScalePlace, lane_place, load_lines, tile_walk
+from cudnn_fe.core.cute.e2m1_pairs import multiplies_in_pairs, store_codes_of_pairs
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.small_floats import as_float, has_fp8
 from cudnn_fe.core.cute.vectors import widen
@@ -22,7 +32,7 @@ __all__ = ["fake_arguments", "launcher"]
 
 # Least blocks of a multiprocessor, by whether elements are FP4 and by the number of directions: with the registers that
 # the compiler would like, too few are left to hide the loads' latency; with fewer, it spills.
-_BLOCKS = {(False, 1): 6, (False, 2): 5, (True, 1): 5, (True, 2): 4}
+_BLOCKS = {(False, 1): 7, (False, 2): 7, (True, 1): 7, (True, 2): 7}
 
 
 class _Quantize:
@@ -32,7 +42,10 @@ class _Quantize:
         recipes = ((False, spec.row_recipe, spec.row_quotient), (True, spec.column_recipe, spec.column_quotient))
         for columns, recipe, quotient in recipes:
             if recipe is not None:
-                quantizer = BlockQuantizer(spec.element, spec.scale, recipe, quotient, has_fp8(spec.arch), spec.x_dtype)
+                native = has_fp8(spec.arch)
+                quantizer = BlockQuantizer(spec.element, spec.scale, recipe, quotient, native, spec.x_dtype, True)
+                if multiplies_in_pairs(quantizer, spec.norm_rank):
+                    quantizer = replace(quantizer, fold=False)
                 self.directions.append((quantizer, ScalePlace(columns, spec.block, spec.packed)))
 
     @cute.jit
@@ -62,27 +75,43 @@ class _Quantize:
         at = lane_place(walk)
         source = Matrix.of(x, (0, 1, 2))
         bits = x.element_type.width
-        left = source.columns - at.column
-        loaded = []
-        for index in cutlass.range_constexpr(SIDE):
-            address = source.place(at.batch, at.row + index, at.column * (bits // 8))
-            loaded.append(load_vector(address, bits, spec.x_access, left, Int32(at.row + index < source.rows)))
-        values = [widen(x.element_type, words, SIDE) for words in loaded]
+        loaded = load_lines(source, at, bits, spec.x_access)
+
+        def row_of(index: int) -> Any:
+            return widen(x.element_type, loaded[index], SIDE)
+
+        def row_again(index: int) -> Any:
+            return widen_pairs_again(loaded[index]) if spec.x_dtype == "bfloat16" else row_of(index)
+
         factor = None
         if cutlass.const_expr(norm is not None):
             factor = as_float(load_global(norm.iterator.toint(), 4, Int32(1))[0])
         if cutlass.const_expr(amax is not None):
-            fold_amax(amax.iterator.toint(), [value for row in values for value in row])
-        magnitudes = None
-        if cutlass.const_expr(bits == 16):
-            magnitudes = [magnitude_pairs(spec.x_dtype, words) for words in loaded]
+            fold_amax(amax.iterator.toint(), [value for index in range(SIDE) for value in row_of(index)])
+        # All maxima first: what they are made of is not needed any longer then.
+        largest = self.largest(loaded, row_of, bits, factor)
         for number in cutlass.range_constexpr(len(self.directions)):
             quantizer, place = self.directions[number]
             codes, scales = results[2 * number], results[2 * number + 1]
-            pairs = None if quantizer.multiplies(factor) else magnitudes
-            scaled = quantize_tile(quantizer, place, values, factor, scales.iterator.toint(), source, at, pairs)
+            by = store_scales(quantizer, place, largest[number], factor, scales.iterator.toint(), source, at)
             target = Matrix.of(codes, (0, 1, 2))
-            store_codes(quantizer, place, scaled, factor, target, source, at, spec.out_access)
+            if cutlass.const_expr(multiplies_in_pairs(quantizer, factor)):
+                store_codes_of_pairs(place, loaded, by, target, source, at, spec.out_access)
+            else:
+                made = row_again if number else row_of
+                store_codes(quantizer, place, made, by, factor, target, source, at, spec.out_access)
+
+    def largest(self, loaded: Any, row_of: Any, bits: int, factor: Any) -> list[Any]:
+        """The largest magnitudes of a lane's rows and columns, as each direction wants them."""
+        pairs = [magnitude_pairs(self.spec.x_dtype, words) for words in loaded] if bits == 16 else []
+        found = []
+        for quantizer, place in self.directions:
+            if pairs and not quantizer.multiplies(factor):
+                found.append(largest_of_pairs(quantizer, place, pairs))
+                continue
+            rows = [[quantizer.prepared(value, factor) for value in row_of(index)] for index in range(SIDE)]
+            found.append(largest_magnitudes(quantizer, place, rows))
+        return found
 
 
 def launcher(spec: QuantizeSpec) -> Any:

@@ -32,7 +32,7 @@ from cudnn_fe.core.cute.exact import multiply
 from cudnn_fe.core.cute.expert_rows import row_owner, row_range
 from cudnn_fe.core.cute.numerics import kind_name
 from cudnn_fe.grouped.portable_parts import fake_typed
-from cudnn_fe.grouped.scaled.product import fake_codes
+from cudnn_fe.grouped.scaled.portable_product import fake_codes
 from cudnn_fe.grouped.scaled.product_spec import CodesSpec
 from cudnn_fe.grouped.wgrad_scaled.kernel_spec import ScaledWgradSpec
 

@@ -66,6 +66,10 @@ from cudnn_fe.attention.linear import gated_delta_net_backward as gated_delta_ne
 from cudnn_fe.attention.linear import gated_delta_net_forward as gated_delta_net_forward
 from cudnn_fe.attention.linear import kimi_delta_attention_backward as kimi_delta_attention_backward
 from cudnn_fe.attention.linear import kimi_delta_attention_forward as kimi_delta_attention_forward
+from cudnn_fe.attention.linear.erasing import gated_delta_net_v2_backward as gated_delta_net_v2_backward
+from cudnn_fe.attention.linear.erasing import gated_delta_net_v2_forward as gated_delta_net_v2_forward
+from cudnn_fe.attention.linear.product import gated_delta_product_backward as gated_delta_product_backward
+from cudnn_fe.attention.linear.product import gated_delta_product_forward as gated_delta_product_forward
 from cudnn_fe.attention.namespaces import BSA as BSA
 from cudnn_fe.attention.namespaces import CSA as CSA
 from cudnn_fe.attention.namespaces import DSA as DSA

@@ -46,6 +46,8 @@ from cudnn_fe.attention.linear import (
     kimi_delta_attention_backward,
     kimi_delta_attention_forward,
 )
+from cudnn_fe.attention.linear.erasing import gated_delta_net_v2_backward, gated_delta_net_v2_forward
+from cudnn_fe.attention.linear.product import gated_delta_product_backward, gated_delta_product_forward
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
@@ -94,6 +96,10 @@ __all__ = [
     "gated_attention_block_paged_forward",
     "gated_delta_net_backward",
     "gated_delta_net_forward",
+    "gated_delta_net_v2_backward",
+    "gated_delta_net_v2_forward",
+    "gated_delta_product_backward",
+    "gated_delta_product_forward",
     "hstu_attention_backward",
     "hstu_attention_forward",
     "kimi_delta_attention_backward",

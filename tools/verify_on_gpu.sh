@@ -28,7 +28,7 @@ part memcheck 90 compute-sanitizer --tool memcheck --report-api-errors no --erro
 part host 60 "$python" tools/host_time.py --json "$out/host_time.json"
 part gemm 120 "$python" -m cudnn._cli bench matmul --rounds 9 --json "$out/h200_matmul.json"
 part swiglu 150 "$python" -m cudnn._cli bench gemm_swiglu_forward --rounds 9 --json "$out/h200_gemm_swiglu_forward.json"
-for op in grouped_gemm_forward grouped_gemm_glu_forward grouped_gemm_wgrad_forward \
+for op in grouped_gemm_forward grouped_gemm_glu_forward grouped_gemm_glu_backward grouped_gemm_wgrad_forward \
     causal_conv1d causal_conv1d_backward causal_conv1d_update \
     block_scale_quantize block_scale_dequantize \
     gemm_amax_forward gemm_srelu_forward gemm_srelu_backward gemm_swiglu_scaled_forward gemm_proj_rope_mxfp8_forward \

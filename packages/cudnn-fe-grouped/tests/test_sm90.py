@@ -73,6 +73,15 @@ def test_compiles_to_wgmma_and_tma(name: str, tmp_path: Path) -> None:
         assert stack_bytes(cubin.read_bytes()) == 0, "registers are spilled"
 
 
+@needs_compiler
+@pytest.mark.parametrize("tile", [replace(SHORT, split_k=2), replace(SHORT, n=32)])
+def test_an_epilogue_that_reads_wants_whole_sums_and_pairs_of_blocks(tile: GemmTile) -> None:
+    from cudnn_fe.grouped.dglu.sm90 import launcher  # needs the DSL
+
+    with pytest.raises(ValueError, match="reads wants an even number of blocks, and all of K"):
+        launcher(RowsSpec(gemm(*BACK, tile=tile), "swiglu", c_dtype=B))
+
+
 def tensor(shape: tuple[int, ...], kind: str = B, order: tuple[int, ...] | None = None, **more: Any) -> TensorSpec:
     """``order`` lists the dims, the contiguous one first."""
     strides = contiguous_strides(shape, order or tuple(reversed(range(len(shape)))))

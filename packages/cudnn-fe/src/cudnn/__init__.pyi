@@ -56,6 +56,7 @@ from cudnn_fe.attention.gated_block import gated_attention_block_backward as gat
 from cudnn_fe.attention.gated_block import gated_attention_block_forward as gated_attention_block_forward
 from cudnn_fe.attention.gated_block.legacy_backward import GatedAttentionBlockBwd as GatedAttentionBlockBwd
 from cudnn_fe.attention.gated_block.legacy_forward import GatedAttentionBlockFwd as GatedAttentionBlockFwd
+from cudnn_fe.attention.gated_block.paged import gated_attention_block_paged_forward as gated_attention_block_paged_forward
 from cudnn_fe.attention.hca import aligned_hca_backward as aligned_hca_backward
 from cudnn_fe.attention.hca.legacy import AlignedHCABackward as AlignedHCABackward
 from cudnn_fe.attention.hca.legacy import aligned_hca_backward_wrapper as aligned_hca_backward_wrapper
@@ -65,6 +66,10 @@ from cudnn_fe.attention.linear import gated_delta_net_backward as gated_delta_ne
 from cudnn_fe.attention.linear import gated_delta_net_forward as gated_delta_net_forward
 from cudnn_fe.attention.linear import kimi_delta_attention_backward as kimi_delta_attention_backward
 from cudnn_fe.attention.linear import kimi_delta_attention_forward as kimi_delta_attention_forward
+from cudnn_fe.attention.linear.erasing import gated_delta_net_v2_backward as gated_delta_net_v2_backward
+from cudnn_fe.attention.linear.erasing import gated_delta_net_v2_forward as gated_delta_net_v2_forward
+from cudnn_fe.attention.linear.product import gated_delta_product_backward as gated_delta_product_backward
+from cudnn_fe.attention.linear.product import gated_delta_product_forward as gated_delta_product_forward
 from cudnn_fe.attention.namespaces import BSA as BSA
 from cudnn_fe.attention.namespaces import CSA as CSA
 from cudnn_fe.attention.namespaces import DSA as DSA

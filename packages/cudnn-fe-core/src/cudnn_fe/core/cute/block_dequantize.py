@@ -20,7 +20,7 @@ from cudnn_fe.core.cute.block_tiles import (
     tile_walk,
 )
 from cudnn_fe.core.cute.exact import multiply
-from cudnn_fe.core.cute.fp8_widen import E4M3_SCALE, widen_fp8
+from cudnn_fe.core.cute.fp8_widen import fp8_floats
 from cudnn_fe.core.cute.numerics import kind_name
 from cudnn_fe.core.cute.ptx_base import assemble, load_global
 from cudnn_fe.core.cute.small_floats import as_float
@@ -130,15 +130,12 @@ class DequantizeTiles:
         """The value of a scale's code."""
         if self.scale == "float8_e8m0fnu":
             return e8m0_value(code)
-        return _halves(widen_fp8(code, "float8_e4m3fn")[:1], E4M3_SCALE)[0]
+        return fp8_floats([code], "float8_e4m3fn")[0]
 
     def decode(self, loaded: list[list[Int32]], j: int) -> list[Float32]:
         """The eight elements of row ``j``."""
-        if not self.fp4 and self.native:
-            return [value for word in loaded[j] for value in _fp8_values(word, self.element)]
         if not self.fp4:
-            scale = E4M3_SCALE if self.element == "float8_e4m3fn" else 1.0
-            return [value for word in loaded[j] for value in _halves(widen_fp8(word, self.element), scale)]
+            return fp8_floats(loaded[j], self.element, self.native)
         if not self.place.columns:  # elements k and k + 4 are 16 bits apart
             pairs = [_e2m1_pair(loaded[j][0], 4 * k) for k in range(4)]
             return [pair[half] for half in range(2) for pair in pairs]
@@ -154,26 +151,6 @@ def _eight_bytes(address: Any, step: int, wanted: Any) -> list[Int32]:
     loads = " ".join(f"mov.b32 ${i}, 0; @p ld.global.u8 ${i}, [$8+{step * i}];" for i in range(SIDE))
     code = f"{{ .reg .pred p; setp.ne.s32 p, $9, 0; {loads} }}"
     return assemble(code, [Int32] * SIDE, [Int64(address), Int32(wanted)])
-
-
-def _fp8_values(word: Any, name: str) -> list[Float32]:
-    """Four FP8 elements as fp32, by the target's own conversion."""
-    suffix = "e4m3x2" if name == "float8_e4m3fn" else "e5m2x2"
-    code = (
-        "{ .reg .b16 a, b, c, d; .reg .b32 lo, hi; mov.b32 {a, b}, $4; "
-        f"cvt.rn.f16x2.{suffix} lo, a; cvt.rn.f16x2.{suffix} hi, b; mov.b32 {{a, b}}, lo; mov.b32 {{c, d}}, hi; "
-        "cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; cvt.f32.f16 $2, c; cvt.f32.f16 $3, d; }"
-    )
-    return assemble(code, [Float32] * 4, [Int32(word)])
-
-
-def _halves(words: list[Any], scale: float) -> list[Float32]:
-    """fp32 values of fp16 pairs times a power of two."""
-    values = []
-    for word in words:
-        code = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }"
-        values += assemble(code, [Float32, Float32], [Int32(word)])
-    return values if scale == 1.0 else [multiply(value, scale) for value in values]
 
 
 def _e2m1_pair(word: Any, at: int) -> list[Float32]:

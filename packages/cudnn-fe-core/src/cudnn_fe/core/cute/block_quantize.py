@@ -140,19 +140,23 @@ class BlockQuantizer:
         is_nan = bits > _INFINITY
         return cutlass.select_(is_nan, Int32(0xFF), code), as_float(cutlass.select_(is_nan, Int32(_NAN), inverse))
 
-    def _e4m3(self, wanted: Any) -> tuple[Int32, Float32]:
-        """Rounded to nearest, saturating, and its reciprocal, rounded; infinity for 0."""
+    def e4m3(self, wanted: Any) -> tuple[Int32, Float32]:
+        """The code of a scale rounded to nearest, saturating, and its value."""
         if self.native:
             text = (
                 "{ .reg .b16 two, lo, hi; .reg .b32 wide; cvt.rn.satfinite.e4m3x2.f32 two, 0f00000000, $2; "
                 "cvt.u32.u16 $0, two; cvt.rn.f16x2.e4m3x2 wide, two; mov.b32 {lo, hi}, wide; cvt.f32.f16 $1, lo; }"
             )
             code, value = assemble(text, [Int32, Float32], [Float32(wanted)])
-        else:
-            is_nan = as_bits(wanted) > _INFINITY
-            size = cute.arch.fmin(wanted, Float32(E4M3.largest))
-            code = cutlass.select_(is_nan, Int32(0x7F), E4M3.code(size))
-            value = as_float(cutlass.select_(is_nan, Int32(_NAN), as_bits(E4M3.value(size))))
+            return code, value
+        is_nan = as_bits(wanted) > _INFINITY
+        size = cute.arch.fmin(wanted, Float32(E4M3.largest))
+        code = cutlass.select_(is_nan, Int32(0x7F), E4M3.code(size))
+        return code, as_float(cutlass.select_(is_nan, Int32(_NAN), as_bits(E4M3.value(size))))
+
+    def _e4m3(self, wanted: Any) -> tuple[Int32, Float32]:
+        """`e4m3`'s code, and the reciprocal, rounded; infinity for 0."""
+        code, value = self.e4m3(wanted)
         # Four significant bits: one correction rounds the reciprocal right, from any start two units off.
         (near,) = assemble("rcp.approx.ftz.f32 $0, $1;", [Float32], [value])
         error = fused_multiply_add(as_float(as_bits(value) ^ -0x80000000), near, 1.0)

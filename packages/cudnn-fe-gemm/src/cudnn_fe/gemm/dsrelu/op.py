@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
+from cudnn_fe.core.block_scale.formats import BFLOAT16_NOTE
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import StrideError
 from cudnn_fe.core.op import Op, TensorRule
@@ -14,7 +15,7 @@ from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT, require_dtype
 from cudnn_fe.gemm.scaled import ELEMENTS, FLOATS, PACKED_LAYOUT, RESULTS, SCALES
-from cudnn_fe.gemm.scaled_kernels import KERNEL_NOTE, scaled_kernels
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 from cudnn_fe.gemm.srelu.problem import SreluProblem, shared_fields
 
 __all__ = ["DSRELU", "GemmDsrelu"]
@@ -107,7 +108,7 @@ DSRELU = Op(
         "Bit-equal from run to run on one device: dprob is a sum in fixed order, without atomics.",
         "The class adds dprob to what its buffer holds and takes the maximum of what its amax buffer holds.",
         "An FP8 D is quantised along N by the recipe `epilogue` of `cudnn_fe.core.block_scale`.",
-        KERNEL_NOTE,
+        BFLOAT16_NOTE,
     ),
     results=("d_tensor", "dprob_tensor", "amax_tensor", "sfd_tensor"),
     scalars=("alpha",),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from cudnn_fe.core.block_scale.formats import BFLOAT16_NOTE
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.gemm.scaled_kernels import KERNEL_NOTE, scaled_kernels
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 
 __all__ = ["BLOCK", "FORWARD", "HEAD", "PLAIN", "ROTATED", "GemmProjRope"]
 
@@ -175,7 +176,7 @@ FORWARD = Op(
         "JAX arrays with w_out_in=False, NumPy arrays. Wrong dtypes and missing scales raise ValueErrors, "
         "the vendor's wrapper AssertionErrors.",
         "Bit-equal from run to run on one device.",
-        KERNEL_NOTE,
+        BFLOAT16_NOTE,
     ),
     results=("out_fp8_row", "out_scales_row", "out_fp8_col", "out_scales_col"),
     legacy=(

@@ -61,9 +61,12 @@ class TileResults:
     def store(self, tensor: Any, values: list[list[Any]], at: LanePlace, access: int) -> None:
         """Round values and store those of the matrix, or of the rows up to the last end."""
         kind = dtype(tensor.element_type)
+        store_rows(self.target(tensor), kind.name, values, at, access, self.native, kind.bits)
+
+    def target(self, tensor: Any) -> Matrix:
+        """The part of a result that is written, in elements."""
         rows = self.matrix.rows if self.spec.zero_tail else self.rows.end(self.offsets, self.matrix)
-        target = replace(Matrix.of(tensor, MATRIX), rows=rows, columns=self.matrix.columns)
-        store_rows(target, kind.name, values, at, access, self.native, kind.bits)
+        return replace(Matrix.of(tensor, MATRIX), rows=rows, columns=self.matrix.columns)
 
     def quantised(
         self, tensor: Any, scales: Any, values: list[list[Any]], at: LanePlace, access: int, columns: bool

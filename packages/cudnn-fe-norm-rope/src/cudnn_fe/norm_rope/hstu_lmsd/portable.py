@@ -9,7 +9,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
-from cudnn_fe.core.cute.activations import silu
+from cudnn_fe.core.cute.activations import sigmoid, silu
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
 from cudnn_fe.core.cute.exact import divide, square_root
@@ -17,7 +17,8 @@ from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.row_reduce import RowGroups
 from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_global, store_words
 from cudnn_fe.core.cute.small_floats import as_bits
-from cudnn_fe.norm_rope.hstu_lmsd.kept import GATE, PRODUCT, X, kept_pairs, mask_words
+from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
+from cudnn_fe.norm_rope.hstu_lmsd.kept import kept_pairs, mask_words
 from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
 
 __all__ = ["fake_arguments", "launcher"]
@@ -30,7 +31,6 @@ class _Forward:
         self.spec, self.plan = spec, spec.plan
         self.per_row = spec.columns // VECTOR
         self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
-        self.planes = [*([GATE] if spec.concat_u else []), *([X] if spec.concat_x else []), PRODUCT]  # y's segments
 
     @cute.jit
     def launch(
@@ -92,7 +92,7 @@ class _Forward:
         if cutlass.const_expr(self.spec.dropout):
             # Before anything waits for the loads: the random words need none of them.
             for index in cutlass.range_constexpr(self.plan.vectors):
-                masks.append(mask_words((Int32(row), vectors[index]), self.planes, threshold, (low, high)))
+                masks.append(mask_words((Int32(row), vectors[index]), self.spec.planes, threshold, (low, high)))
                 at = mask.iterator.toint() + row * self.spec.columns + Int64(vectors[index]) * VECTOR
                 store_global(at, masks[index], 8, valid[index])
         total, squares = Float32(0.0), Float32(0.0)
@@ -111,19 +111,23 @@ class _Forward:
             store_global(statistic.iterator.toint() + row * 4, [as_bits(value)], 4, first)
         for index in cutlass.range_constexpr(self.plan.vectors):
             x8, u8, w8, b8 = (widen_pairs([part[index * 4 + word] for word in range(4)]) for part in (xs, us, ws, bs))
-            gate = u8
-            if cutlass.const_expr(self.spec.apply_u_silu):
-                gate = [silu(value) for value in u8]
+            gate = [self.gate(value, scale) for value in u8]
             product = [((a - centre) * spread * w + b) * g for a, w, b, g in zip(x8, w8, b8, gate, strict=True)]
             values = {GATE: gate, X: x8, PRODUCT: product}
+            if cutlass.const_expr(self.spec.dropout):
+                values[X] = [value * scale for value in x8]
             target = row_address(y, row) + Int64(vectors[index]) * 16
-            for place, plane in enumerate(self.planes):
-                segment = values[plane]
+            for place, plane in enumerate(self.spec.planes):
+                words = narrow_pairs(values[plane])
                 if cutlass.const_expr(self.spec.dropout):
-                    words = kept_pairs(narrow_pairs([value * scale for value in segment]), masks[index], plane)
-                else:
-                    words = narrow_pairs(segment)
+                    words = kept_pairs(words, masks[index], plane)
                 store_words(target + place * (self.spec.columns * 2), words, 16, valid[index])
+
+    def gate(self, value: Any, scale: Any) -> Any:
+        """The gate with dropout's scale, which then is the product's too; in SiLU it costs nothing."""
+        if not self.spec.dropout:
+            return silu(value) if self.spec.apply_u_silu else value
+        return value * (sigmoid(value, scale) if self.spec.apply_u_silu else scale)
 
 
 class _WithoutDropout(_Forward):

@@ -48,6 +48,7 @@ from cudnn_fe.attention.linear import (
 )
 from cudnn_fe.attention.linear.erasing import gated_delta_net_v2_backward, gated_delta_net_v2_forward
 from cudnn_fe.attention.linear.product import gated_delta_product_backward, gated_delta_product_forward
+from cudnn_fe.attention.mamba2 import mamba2_backward, mamba2_forward
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
@@ -104,6 +105,8 @@ __all__ = [
     "hstu_attention_forward",
     "kimi_delta_attention_backward",
     "kimi_delta_attention_forward",
+    "mamba2_backward",
+    "mamba2_forward",
     "nsa_compression_attention_forward",
     "nsa_selection_attention_forward",
     "nsa_sliding_window_attention_forward",

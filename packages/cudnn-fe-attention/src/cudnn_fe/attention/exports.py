@@ -63,6 +63,8 @@ FAMILY = Family(
         f"{_LINEAR}.op:GDN2_BACKWARD",
         f"{_LINEAR}.op:PRODUCT_FORWARD",
         f"{_LINEAR}.op:PRODUCT_BACKWARD",
+        "cudnn_fe.attention.mamba2.op:FORWARD",
+        "cudnn_fe.attention.mamba2.op:BACKWARD",
     ),
     exports={
         "BSA": f"{_NAMESPACES}:BSA",
@@ -106,6 +108,8 @@ FAMILY = Family(
         "gated_delta_net_v2_backward": f"{_LINEAR}.erasing:gated_delta_net_v2_backward",
         "gated_delta_product_forward": f"{_LINEAR}.product:gated_delta_product_forward",
         "gated_delta_product_backward": f"{_LINEAR}.product:gated_delta_product_backward",
+        "mamba2_forward": "cudnn_fe.attention.mamba2:mamba2_forward",
+        "mamba2_backward": "cudnn_fe.attention.mamba2:mamba2_backward",
         "jax.kimi_delta_attention": f"{_LINEAR}.jax:kimi_delta_attention",
         "ops.kimi_delta_attention_forward_jax": f"{_LINEAR}.jax:kimi_delta_attention_forward_jax",
         "ops.kimi_delta_attention_backward_jax": f"{_LINEAR}.jax:kimi_delta_attention_backward_jax",

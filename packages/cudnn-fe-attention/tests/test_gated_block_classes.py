@@ -114,8 +114,6 @@ def class_samples() -> tuple[list[Any], Any]:
         ({"saved_gate_copy": True}, ValueError, "saved_gate_copy: got True"),
         ({"seq_lens_present": True, "thd": True}, ValueError, "seq_lens_present: got True"),
         ({"return_lse": 1}, TypeError, "return_lse: got 1"),
-        ({"paged_kv_page_size": 16}, NotImplementedError, "paged_kv_page_size: got 16"),
-        ({"kv_source": "paged"}, NotImplementedError, "kv_source: got 'paged'"),
         ({"quant": object()}, TypeError, "quant: got object, wanted a QuantSpec"),
         (
             {"quant": declarations.QuantSpec(*[1.0] * 7), "fuse_gate": True},
@@ -156,15 +154,15 @@ def test_class_checks_its_record() -> None:
             made.execute(*t, out, None, saved=change)
     with pytest.raises(ValueError, match="lse: got"):
         made.execute(*t, out, None, lse=torch.empty_like(good.lse), saved=good)
-    with pytest.raises(NotImplementedError, match="k_cache: got"):
+    with pytest.raises(ValueError, match="k_cache: got a tensor, wanted None without paged_kv_page_size"):
         made.execute(*t, out, None, saved=good, k_cache=out)
     with pytest.raises(ValueError, match="w_o: got"):
         made.execute(*t[:6], t[6][:, :64], out, None, saved=good)
     for call in (made.update_quant_scales, made.index_k_raw):
         with pytest.raises((ValueError, NotImplementedError), match=r"quantised block|an indexer"):
             call(None)
-    with pytest.raises(NotImplementedError, match="serving_envelope"):
-        Fwd.serving_envelope(GQA, torch.bfloat16, "cpu")
+    with pytest.raises(NotImplementedError, match="block_ids: got"):
+        made.execute(*t, out, None, saved=good, block_ids=out)
     with pytest.raises(NotImplementedError, match="RECOMPUTE_GATE"):
         Bwd(out, good, *t[1:], GQA, recompute=record.RecomputePolicy.RECOMPUTE_GATE)
     with pytest.raises(ValueError, match="sample_saved: got lengths None, absent"):

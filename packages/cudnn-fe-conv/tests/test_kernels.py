@@ -100,7 +100,9 @@ def test_blocks_end_together(extents: tuple[int, int, int], backward: bool, last
         unit, blocks = spec.unroll, batch * -(-channels // (spec.vector * THREADS))
     else:
         unit, blocks = spec.unroll * spec.vector * 32, -(-batch * channels // (THREADS // 32))
-    chunks = chunk_count(spec, blocks, time, unit, lambda condition, value, other: value if condition else other)
+    chunks = chunk_count(
+        spec, spec.waves, blocks, time, unit, lambda condition, value, other: value if condition else other
+    )
     slots = spec.resident * spec.multiprocessors
     waves = -(-blocks * chunks // slots)
     assert blocks * chunks > 0.75 * waves * slots

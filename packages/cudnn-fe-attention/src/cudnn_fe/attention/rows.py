@@ -10,7 +10,7 @@ from array_api_compat import is_jax_array
 from cudnn_fe.attention.arrays import index_range, sweep, take
 from cudnn_fe.attention.tiles import rows_per_step
 
-__all__ = ["add_at", "list_softmax", "listed", "over_rows", "rows_at"]
+__all__ = ["add_at", "list_softmax", "listed", "over_rows", "rows_at", "set_rows"]
 
 # From the carry, the indices of some rows and whether each is there for the first time, to the carry and their results.
 Body = Callable[[Any, Any, Any], tuple[Any, tuple[Any, ...]]]
@@ -71,6 +71,18 @@ def add_at(xp: Any, total: Any, ids: Any, rows: Any) -> Any:
 
     np.add.at(total, ids, rows)
     return total
+
+
+def set_rows(xp: Any, table: Any, ids: Any, rows: Any) -> Any:
+    """A copy of ``table`` (N, ...) with rows (M, ...) at ids (M,); ids outside write nothing, and none comes twice."""
+    inside = (ids >= 0) & (ids < table.shape[0])
+    ids = xp.where(inside, ids, xp.full_like(ids, table.shape[0]))
+    padded = xp.concat((table, xp.zeros_like(rows[:1])), axis=0) if rows.shape[0] else table + xp.zeros_like(table)
+    if is_jax_array(table):
+        padded = padded.at[ids].set(rows)
+    else:
+        padded[ids] = rows
+    return padded[: table.shape[0]]
 
 
 def list_softmax(xp: Any, s: Any, valid: Any) -> tuple[Any, Any, Any]:

@@ -12,11 +12,15 @@ __all__ = [
     "FORWARD_EXAMPLE",
     "FORWARD_NOTES",
     "FORWARD_TENSORS",
+    "INPUT_TENSORS",
+    "PAGED_EXAMPLE",
+    "PAGED_NOTES",
+    "PAGED_TENSORS",
     "SOURCE",
 ]
 
 _ANY, _STATISTICS = "any strides", ("float32", "float64")
-_INPUTS = (
+INPUT_TENSORS = (
     TensorRule("h", "(B, S, d_model), or packed (T, d_model) or (1, T, d_model)", _ANY, FLOATS, "hidden states"),
     TensorRule("w_qkvg", "(n_qkvg, d_model)", _ANY, FLOATS, "rows of queries, gates, keys and values, head by head"),
     TensorRule("w_q_norm", "(D,)", _ANY, FLOATS, "weight of the queries' RMSNorm; None without qk_norm"),
@@ -55,7 +59,7 @@ _RECORD = (
     TensorRule("rstd_k", "(B, S, Hkv)", "compact", _STATISTICS, "likewise of the keys'"),
 )
 FORWARD_TENSORS = (
-    *_INPUTS,
+    *INPUT_TENSORS,
     _LENGTHS,
     *_SCALES,
     TensorRule("out", "as h", "compact", FLOATS, "the output"),
@@ -64,7 +68,7 @@ FORWARD_TENSORS = (
 )
 BACKWARD_TENSORS = (
     TensorRule("dy", "as h", _ANY, FLOATS, "gradient of the output"),
-    *_INPUTS,
+    *INPUT_TENSORS,
     *_RECORD,
     TensorRule("lse", "(B, Hq, S), packed (1, Hq, T)", _ANY, _STATISTICS, "the forward's log-sum-exp"),
     _LENGTHS,
@@ -76,6 +80,55 @@ BACKWARD_TENSORS = (
     TensorRule("dw_k_norm", "(D,)", "compact", _STATISTICS, "likewise of the keys'"),
     TensorRule("quant_scalars", "(29,)", "compact", _NUMBER, "a quantised block's numbers; the class names them"),
 )
+_PAGE_SHAPE, _POOL = "(pages, Hkv, P, D)", (*FLOATS[:4], "float8_e4m3fn")
+PAGED_TENSORS = (
+    _LENGTHS,
+    TensorRule("k_cache", _PAGE_SHAPE, "channels contiguous", _POOL, "pages of keys; written to"),
+    TensorRule("v_cache", _PAGE_SHAPE, "channels contiguous", _POOL, "pages of values; written to"),
+    TensorRule("slot_mapping", "(T,)", _ANY, ("int32", "int64"), "each token's slot; outside the pool writes nothing"),
+    TensorRule("block_table", "(B, N)", _ANY, ("int32",), "pages of each sequence, or None"),
+    TensorRule("kv_lens", "(B,)", _ANY, ("int32",), "keys of each sequence in its pages, or None"),
+    TensorRule("k_scale", "(1,)", "any", _NUMBER, "what E4M3 keys are multiplied by when they are read, or None"),
+    TensorRule("v_scale", "(1,)", "any", _NUMBER, "likewise of values"),
+    TensorRule("out", "as h", "compact", FLOATS, "the output"),
+    TensorRule("lse", "(B, Hq, S), packed (1, Hq, T)", "compact", _STATISTICS, "natural log-sum-exp of the scores"),
+)
+PAGED_NOTES = (
+    "Stored are keys after norm and rotation and values as they are, in the dtype of h or as E4M3 of `x (1 / scale)`.",
+    "`kv_source='self'`: the output is that of `gated_attention_block_forward`, bit for bit. `'paged'`: a sequence's "
+    "tokens are the last of its `kv_lens` keys, and each sees those up to its own, through the table of pages, new "
+    "ones included; a sequence of no keys gives 0. Windows count from the same diagonal.",
+    "What the pools hold past a sequence's keys is never read into a result.",
+    "Accepted beyond the vendor: every GPU, any head size, windows and the log-sum-exp over pages, float32 and "
+    "float64, any page size that 16 divides, CPU, NumPy and JAX. Not served: E4M3 pools that are read, gradients, "
+    "quantised blocks.",
+)
+PAGED_EXAMPLE = """\
+import numpy as np
+from cudnn_fe.attention import GatedAttentionBlockGeometry, gated_attention_block_paged_forward
+
+rng = np.random.default_rng(0)
+geometry = GatedAttentionBlockGeometry(d_model=32, h_q=2, h_kv=1, d_head=64, rope_dim=16, causal_bottom_right=True)
+h = rng.standard_normal((1, 3, 32), dtype=np.float32)
+w_qkvg = rng.standard_normal((geometry.n_qkvg, 32), dtype=np.float32) / 8
+w_o = rng.standard_normal((32, 2 * 64), dtype=np.float32) / 8
+norm, cos, sin = np.ones(64, np.float32), np.ones((1, 3, 16), np.float32), np.zeros((1, 3, 16), np.float32)
+weights = (w_qkvg, norm, norm, cos, sin, w_o)
+pools = [np.zeros((2, 1, 16, 64), np.float32) for _ in range(2)]
+whole = gated_attention_block_paged_forward(h, *weights, geometry, *pools, np.arange(3, dtype=np.int32))["out"]
+# The last token again, by itself, over the page that the first call wrote.
+step = gated_attention_block_paged_forward(
+    h[:, 2:],
+    *(x[:, 2:] if x is cos or x is sin else x for x in weights),
+    geometry,
+    *pools,
+    np.asarray([2], np.int32),
+    kv_source="paged",
+    block_table=np.asarray([[0]], np.int32),
+    kv_lens=np.asarray([3], np.int32),
+)["out"]
+np.testing.assert_allclose(step[0, 0], whole[0, 2], rtol=1e-4, atol=1e-5)
+"""
 SOURCE = (
     "Qiu et al., Gated Attention for Large Language Models (2025), arXiv 2505.06708; RMSNorm (arXiv 1910.07467), RoPE "
     "(arXiv 2104.09864); names of cudnn-frontend 1.32's gated_attention_block."
@@ -101,7 +154,7 @@ FORWARD_NOTES = (
     "whose scale is E4M3 of `max(amax / 6, 2**-9)` per 16 channels, or MXFP4, with the power of two at or above `amax "
     "/ 6` per 32; the division by 6 is a product with the float32 next to 1/6. Blocks along tokens start with each "
     "sequence, padded or packed, and keys past a length count as zeros.",
-    "Not served yet: paged caches and serving, block-sparse attention.",
+    "Not served yet: block-sparse attention. Serving over pages is `gated_attention_block_paged_forward`.",
     "Accepted beyond the vendor: every GPU, any head size, float32 and float64, CPU, NumPy and JAX.",
 )
 BACKWARD_NOTES = (

@@ -9,16 +9,29 @@ from cudnn_fe.attention.gated_block.declarations import MxQuantSpec, QuantSpec, 
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
 from cudnn_fe.attention.gated_block.lifecycle import Block, check_packing, lengths_spec, refuse_modes
 from cudnn_fe.attention.gated_block.op import FORWARD, frozen
+from cudnn_fe.attention.gated_block.paged import paged_forward
+from cudnn_fe.attention.gated_block.paged_op import KV_SOURCE_SELF, PAGED
+from cudnn_fe.attention.gated_block.paging import LiveTokens, Paging
 from cudnn_fe.attention.gated_block.record import SavedForBackward, saved_slab_views
+from cudnn_fe.attention.gated_block.serving import DECODE_ROUTE_POLICIES, ServingEnvelope, serving_envelope
 from cudnn_fe.attention.operands import check_samples, deliver, require_flag
 from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
-from cudnn_fe.core.tensor import spec_of
+from cudnn_fe.core.require import require_one_of
+from cudnn_fe.core.tensor import TensorSpec, spec_of
 
 __all__ = ["GatedAttentionBlockFwd"]
 
+_BY_TOKEN = (0, 4, 5)
+_TOKENS = ("h", "cos", "sin")
+_PAGES = ("k_cache", "v_cache", "slot_mapping", "block_table", "kv_lens", "k_scale", "v_scale")
 _SAMPLES = ("h", "w_qkvg", "w_q_norm", "w_k_norm", "cos", "sin", "w_o")
+
+
+def _rows(x: Any, count: int) -> Any:
+    """The first packed tokens of (T, C) or (1, T, C)."""
+    return x[..., :count, :]
 
 
 class GatedAttentionBlockFwd(Block):
@@ -51,7 +64,21 @@ class GatedAttentionBlockFwd(Block):
         sample_h_sf: Packed scales of h, of MXFP8 blocks.
         sample_w_qkvg_sf: Packed scales of the first weight, likewise.
         sample_w_o_sf: Packed scales of an FP4 last weight.
-        options: What paged and sparse blocks take; not served.
+        paged_kv_page_size: Tokens of a page, a multiple of 16: keys and values are written to pages; 0 for none.
+        kv_source: ``"self"``, or ``"paged"``: tokens see what the pages hold.
+        token_capacity: Packed tokens that there are at most, where calls may use fewer.
+        sample_k_cache: A pool like that of the keys, or None.
+        sample_v_cache: Likewise of the values.
+        sample_block_table: A table like that of the pages, or None.
+        max_kv_len: Hint.
+        fuse_cache_write: Hint.
+        fuse_prepare: Hint.
+        kv_cache_dtype: Type of the pools: None for that of h, or E4M3.
+        decode_route_policy: Hint.
+        decode_q_tile_max: Hint.
+        fuse_norm_rope_small_m: Hint.
+        fuse_cache_write_small_m: Hint.
+        options: What sparse blocks take; not served.
     """
 
     def __init__(
@@ -83,10 +110,26 @@ class GatedAttentionBlockFwd(Block):
         sample_h_sf: Any = None,
         sample_w_qkvg_sf: Any = None,
         sample_w_o_sf: Any = None,
+        paged_kv_page_size: int = 0,
+        kv_source: str = KV_SOURCE_SELF,
+        token_capacity: int | None = None,
+        sample_k_cache: Any = None,
+        sample_v_cache: Any = None,
+        sample_block_table: Any = None,
+        max_kv_len: int | None = None,
+        fuse_cache_write: bool | None = None,
+        fuse_prepare: bool | None = None,
+        kv_cache_dtype: Any = None,
+        decode_route_policy: str | None = None,
+        decode_q_tile_max: int | None = None,
+        fuse_norm_rope_small_m: bool | None = None,
+        fuse_cache_write_small_m: bool | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        del use_pdl, decode_split_kv
+        del use_pdl, decode_split_kv, max_kv_len, fuse_cache_write, fuse_prepare
+        del decode_q_tile_max, fuse_norm_rope_small_m, fuse_cache_write_small_m
+        require_one_of(decode_route_policy, "decode_route_policy", DECODE_ROUTE_POLICIES)
         refuse_modes(options)
         flags = {"return_lse": return_lse, "save_for_backward": save_for_backward, "thd": thd, "cu_seqlens": cu_seqlens}
         for name, value in flags.items():
@@ -120,6 +163,13 @@ class GatedAttentionBlockFwd(Block):
         if isinstance(quant, MxQuantSpec) and fused and quant.scale_o != 1.0:
             got = f"{quant.scale_o} with a fused gate"
             raise NotYetSupportedError("scale_o", got=got, wanted="1.0", remedy="leave fuse_gate out")
+        pools = (sample_k_cache, sample_v_cache, sample_block_table)
+        self._paging = Paging.of(
+            paged_kv_page_size, kv_source, kv_cache_dtype, pools, training=training, quantised=quant is not None
+        )
+        h = self._specs[0]
+        assert h is not None
+        self._live = LiveTokens.of(token_capacity, thd=thd, training=training, tokens=h.shape[-2])
         scales = ((sample_h_sf, "h_sf"), (sample_w_qkvg_sf, "w_qkvg_sf"), (sample_w_o_sf, "w_o_sf"))
         self._scales = [None if x is None else spec_of(x, name) for x, name in scales]
 
@@ -132,6 +182,9 @@ class GatedAttentionBlockFwd(Block):
             lengths = lengths_spec(self._form, self._packing[0] or 1, h.device)
         elif self._lengths:
             lengths = lengths_spec(None, h.shape[0], h.device)
+        if self._paging is not None:
+            self._validate_pages(self._paging, h, lengths)
+            return
         options = {"shape": frozen(self.geometry), "form": self._form, "training": self._training}
         options |= dict(formats_of(self._quant))
         problem = FORWARD.bind(*self._specs, lengths, *self._scales, **options)
@@ -140,10 +193,35 @@ class GatedAttentionBlockFwd(Block):
         check_samples(problem, (self._out, *[None] * (len(outputs) - 1)))
         self._options = tuple(options.items())
 
+    def _validate_pages(self, paging: Paging, h: TensorSpec, lengths: TensorSpec | None) -> None:
+        g, tokens = self.geometry, h.size // max(self.geometry.d_model, 1)
+        sequences = (self._packing[0] or 1) if self._form is not None else h.shape[0]
+        pages = paging.specs(h, g.h_kv, g.d_head, tokens, sequences)
+        options = {"shape": frozen(g), "form": self._form, "source": paging.source}
+        problem = PAGED.bind(*self._specs, lengths, *pages, **options)
+        choose(PAGED, problem)
+        check_samples(problem, (self._out, None, None, None))
+
     @classmethod
-    def serving_envelope(cls, geometry: GatedAttentionBlockGeometry, dtype: Any, device: Any, **options: Any) -> Any:
-        """What paged caches are served, which none are."""
-        raise NotYetSupportedError("serving_envelope", got="a call", wanted="a dense block", remedy="use execute")
+    def serving_envelope(
+        cls,
+        geometry: GatedAttentionBlockGeometry,
+        dtype: Any,
+        device: Any,
+        *,
+        device_cc: tuple[int, int] | None = None,
+        decode_route_policy: str | None = None,
+        decode_q_tile_max: int | None = None,
+    ) -> ServingEnvelope:
+        """What serving blocks of a geometry are served; see `cudnn_fe.attention.gated_block.serving`."""
+        return serving_envelope(
+            geometry,
+            dtype,
+            device,
+            device_cc=device_cc,
+            decode_route_policy=decode_route_policy,
+            decode_q_tile_max=decode_q_tile_max,
+        )
 
     def index_k_raw(self, workspace: Any) -> Any:
         """The indexer's raw keys, of blocks that have an indexer, which are not served."""
@@ -169,6 +247,15 @@ class GatedAttentionBlockFwd(Block):
         h_sf: Any = None,
         w_qkvg_sf: Any = None,
         w_o_sf: Any = None,
+        *,
+        k_cache: Any = None,
+        v_cache: Any = None,
+        block_table: Any = None,
+        kv_lens: Any = None,
+        slot_mapping: Any = None,
+        num_tokens_live: int | None = None,
+        k_scale: Any = None,
+        v_scale: Any = None,
         **options: Any,
     ) -> None:
         """Write the output, and what was declared beside it.
@@ -190,7 +277,16 @@ class GatedAttentionBlockFwd(Block):
             h_sf: Packed scales of h, of MXFP8 blocks.
             w_qkvg_sf: Packed scales of the first weight, likewise.
             w_o_sf: Packed scales of an FP4 last weight.
-            options: What paged and sparse blocks take; not served.
+            k_cache: Pool of keys, written to, where pages were declared; so are the others up to ``v_scale``.
+            v_cache: Pool of values.
+            block_table: Pages of each sequence, with ``kv_source="paged"``.
+            kv_lens: Keys of each sequence in its pages, likewise.
+            slot_mapping: The slot of every token.
+            num_tokens_live: Packed tokens that this call uses, with ``token_capacity``; tensors may have these rows
+                alone, and the rest of ``out`` is left as it is.
+            k_scale: Factor of E4M3 keys.
+            v_scale: Factor of E4M3 values.
+            options: What sparse blocks take; not served.
         """
         self._require_compiled()
         refuse_modes(options)
@@ -198,7 +294,22 @@ class GatedAttentionBlockFwd(Block):
         if self._quant is not None:
             w_qkvg, w_o = fp4_pairs(w_qkvg, "w_qkvg"), fp4_pairs(w_o, "w_o")
         operands = (h, w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o)
-        self._check_like(operands, seq_lens)
+        self._live.check(num_tokens_live, quantised=self._quant is not None)
+        if num_tokens_live is not None:
+            out = _rows(out, num_tokens_live)
+            operands = tuple(_rows(x, num_tokens_live) if i in _BY_TOKEN else x for i, x in enumerate(operands))
+        self._check_like(operands, seq_lens, num_tokens_live)
+        given_pages = (k_cache, v_cache, slot_mapping, block_table, kv_lens, k_scale, v_scale)
+        pages = dict(zip(_PAGES, given_pages, strict=True))
+        if self._paging is not None:
+            if num_tokens_live is not None:
+                pages["slot_mapping"] = slot_mapping[:num_tokens_live]
+            self._execute_pages(self._paging, operands, seq_lens, pages, (out, lse), current_stream)
+            return
+        for name, given_page in pages.items():
+            if given_page is not None:
+                wanted = "None without paged_kv_page_size"
+                raise OptionError(name, got="a tensor", wanted=wanted, remedy="declare the pages' size")
         self._check_record(h, saved, seq_lens, lse)
         given = (*operands, seq_lens, h_sf, w_qkvg_sf, w_o_sf)
         results = call(FORWARD, given, self._options, factors_of(self._quant), stream=current_stream)
@@ -208,13 +319,32 @@ class GatedAttentionBlockFwd(Block):
         if saved is not None:
             self._fill(saved, results[1:], current_stream)
 
-    def _check_like(self, operands: tuple[Any, ...], seq_lens: Any) -> None:
+    def _execute_pages(
+        self,
+        paging: Paging,
+        operands: tuple[Any, ...],
+        seq_lens: Any,
+        pages: dict[str, Any],
+        buffers: tuple[Any, Any],
+        stream: Any,
+    ) -> None:
+        paging.check(pages["k_cache"], pages["v_cache"])
+        if (buffers[1] is not None) != self._lse:
+            raise OptionError("lse", got="the opposite", wanted="what return_lse declared", remedy="declare it")
+        given = tuple(pages[name] for name in _PAGES)
+        results = paged_forward((*operands, seq_lens), given, self.geometry, self._form, paging.source, stream=stream)
+        deliver((results["out"], results["lse"]), buffers, ("out", "lse"), stream=stream)
+
+    def _check_like(self, operands: tuple[Any, ...], seq_lens: Any, live: int | None) -> None:
         for x, spec, name in zip(operands, self._specs, _SAMPLES, strict=True):
             found = None if x is None else spec_of(x, name)
             if found is None or spec is None:
                 same = found is spec
             else:
-                same = (found.shape, found.dtype, found.device) == (spec.shape, spec.dtype, spec.device)
+                shape = spec.shape
+                if live is not None and name in _TOKENS:
+                    shape = (*shape[:-2], live, shape[-1])
+                same = (found.shape, found.dtype, found.device) == (shape, spec.dtype, spec.device)
             if not same:
                 raise ShapeError(name, got=str(found), wanted=f"{spec}, as the sample", remedy="make another block")
         if (seq_lens is not None) != (self._lengths or self._form is not None):

@@ -11,16 +11,12 @@ from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = [
-    "KV_SOURCE_PAGED",
-    "KV_SOURCE_SELF",
     "Block",
     "check_packing",
     "check_sample",
     "lengths_spec",
     "refuse_modes",
 ]
-
-KV_SOURCE_SELF, KV_SOURCE_PAGED = "self", "paged"
 
 
 def lengths_spec(form: str | None, count: int, device: str) -> TensorSpec:
@@ -125,14 +121,10 @@ def check_sample(found: TensorSpec, spec: TensorSpec) -> None:
 
 
 _MODES_OF_OTHERS = (
-    "paged_kv_page_size kv_source token_capacity sample_k_cache "
-    "sample_v_cache sample_block_table max_kv_len fuse_cache_write fuse_prepare kv_cache_dtype decode_route_policy "
-    "decode_q_tile_max fuse_norm_rope_small_m fuse_cache_write_small_m sample_index_kv_cache "
-    "sample_index_state_cache sample_index_state_block_table index_state_slot_mapping_present index_commit_present "
-    "rope_position_tables_only block_ids block_lens k_cache v_cache block_table kv_lens "
-    "slot_mapping index_k_raw num_tokens_live k_scale v_scale w_iq_norm w_ik_norm index_k_compressed block_ids_out "
-    "block_lens_out index_kv_cache index_state_cache index_state_block_table index_state_slot_mapping cos_pos sin_pos "
-    "n_commit"
+    "sample_index_kv_cache sample_index_state_cache sample_index_state_block_table index_state_slot_mapping_present "
+    "index_commit_present rope_position_tables_only block_ids block_lens index_k_raw w_iq_norm w_ik_norm "
+    "index_k_compressed block_ids_out block_lens_out index_kv_cache index_state_cache index_state_block_table "
+    "index_state_slot_mapping cos_pos sin_pos n_commit"
 )
 _MODES = frozenset(_MODES_OF_OTHERS.split())
 
@@ -142,7 +134,7 @@ def refuse_modes(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name not in _MODES:
             raise TypeError(f"unexpected keyword argument {name!r}")
-        if not (value is None or (isinstance(value, bool | int | str) and value in (False, 0, KV_SOURCE_SELF))):
+        if not (value is None or (isinstance(value, bool | int) and value in (False, 0))):
             raise NotYetSupportedError(
-                name, got=repr(value)[:80], wanted="its default", remedy="use a dense block of float16 or bfloat16"
+                name, got=repr(value)[:80], wanted="its default", remedy="use a block without block-sparse attention"
             )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.attention.linear.docs import BACKWARD_DOCS, FORWARD_DOCS
-from cudnn_fe.attention.linear.operands import Flags, bind_tokens, head_count, require_pool, require_states
-from cudnn_fe.attention.operands import compact, require_flag, require_same_dtype
+from cudnn_fe.attention.linear.operands import Flags, Rule, bind_tokens, head_count, require_pool, require_states
+from cudnn_fe.attention.operands import compact, require_flag, require_positive, require_same_dtype
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, OptionError
 from cudnn_fe.core.op import Op, Problem
@@ -15,19 +15,28 @@ from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = [
+    "GDN2_BACKWARD",
+    "GDN2_FORWARD",
     "GDN_BACKWARD",
     "GDN_FORWARD",
     "KDA_BACKWARD",
     "KDA_FORWARD",
+    "PRODUCT_BACKWARD",
+    "PRODUCT_FORWARD",
     "DeltaRule",
     "DeltaRuleBackward",
     "GatedDeltaNet",
     "GatedDeltaNetBackward",
+    "GatedDeltaNetV2",
+    "GatedDeltaNetV2Backward",
+    "GatedDeltaProduct",
+    "GatedDeltaProductBackward",
     "KimiDeltaAttention",
     "KimiDeltaAttentionBackward",
 ]
 
 _TOKENS = ("q", "k", "v", "g", "beta", "cu_seqlens")
+_ERASING = ("q", "k", "v", "g", "beta", "w", "cu_seqlens")
 _OPTIONAL = ("initial_state", "a_log", "dt_bias")
 
 
@@ -36,17 +45,37 @@ class _Call(Problem):
     """What forward and backward share.
 
     Attributes:
-        channelwise: Whether the decay differs from channel to channel.
+        rule: What the operands look like, but for the updates of a token.
     """
 
-    channelwise: ClassVar[bool] = False
+    rule: ClassVar[Rule] = Rule(channelwise=False)
 
     q: TensorSpec
     k: TensorSpec
     v: TensorSpec
     g: TensorSpec
     beta: TensorSpec
+    w: TensorSpec | None
     cu_seqlens: TensorSpec
+    updates: int
+
+    @classmethod
+    def named(cls, operands: tuple[TensorSpec | None, ...]) -> dict[str, TensorSpec | None]:
+        """The operands by name, None for those that the rule does not have."""
+        absent = dict.fromkeys(("w", "state_indices"))
+        return absent | dict(zip(cls.operands, operands, strict=True))
+
+    @classmethod
+    def bound_rule(cls, options: dict[str, Any]) -> Rule:
+        """The rule with a call's updates of a token."""
+        updates = options.get("num_householder", 1)
+        require_positive(updates, "num_householder")
+        return replace(cls.rule, updates=updates)
+
+    @property
+    def channelwise(self) -> bool:
+        """Whether the decay differs from channel to channel."""
+        return self.rule.channelwise
 
     @property
     def heads(self) -> int:
@@ -96,9 +125,9 @@ class DeltaRule(_Call):
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
         """Validate a call; options as in `gated_delta_net`."""
-        *tokens, state, a_log, dt_bias, indices = operands
-        flags = bind_tokens(cls.channelwise, tuple(tokens), state, a_log, dt_bias, **options)
-        q, _, v, *_, cu = tokens
+        named, rule = cls.named(operands), cls.bound_rule(options)
+        flags = bind_tokens(rule, named, **options)
+        q, v, cu, state, indices = (named[n] for n in ("q", "v", "cu_seqlens", "initial_state", "state_indices"))
         assert q is not None
         assert v is not None
         assert cu is not None
@@ -118,14 +147,14 @@ class DeltaRule(_Call):
             require_states(state, shape, "(N, HO, V, K)")
         final = options["output_final_state"] or overwrite
         kind = _checkpoint_dtype(options["checkpoint_dtype"], q)
-        fields = (q, *tokens[1:], state, a_log, dt_bias, indices, flags, final, overwrite, every, kind)
-        return cls(*fields)
+        bound: dict[str, Any] = {**named, "checkpoint_every_n_tokens": every, "checkpoint_dtype": kind}
+        return cls(**bound, updates=rule.updates, flags=flags, output_final_state=final, overwrite=overwrite)
 
     @property
     def checkpoints(self) -> int:
         """Rows of the states on the way."""
         every = self.checkpoint_every_n_tokens
-        return max(self.q.shape[0] // every + self.sequences, 1) if every else 0
+        return max(self.q.shape[0] * self.updates // every + self.sequences, 1) if every else 0
 
     @property
     def _state_dtype(self) -> DType:
@@ -152,7 +181,7 @@ class DeltaRule(_Call):
     @property
     def flops(self) -> int:
         """Three products of a matrix and a vector for every token and head."""
-        return 6 * self.q.shape[0] * self.heads * self.channels * self.value_channels
+        return 6 * self.q.shape[0] * self.updates * self.heads * self.channels * self.value_channels
 
 
 def _checkpoint_dtype(given: Any, q: TensorSpec) -> str:
@@ -186,9 +215,12 @@ class DeltaRuleBackward(_Call):
     @classmethod
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
         """Validate a call; options as in `gated_delta_net_backward`."""
-        tokens, (do, by_final, state, a_log, dt_bias) = operands[:6], operands[6:]
-        flags = bind_tokens(cls.channelwise, tokens, state, a_log, dt_bias, **options)
-        q, _, v, *_, cu = tokens
+        named, rule = cls.named(operands), cls.bound_rule(options)
+        del named["state_indices"]
+        flags = bind_tokens(rule, named, **options)
+        q, v, cu, do, by_final, state = (
+            named[n] for n in ("q", "v", "cu_seqlens", "do", "d_final_state", "initial_state")
+        )
         assert q is not None
         assert v is not None
         assert cu is not None
@@ -207,19 +239,20 @@ class DeltaRuleBackward(_Call):
                 raise DTypeError(
                     "d_final_state", got=str(by_final.dtype), wanted=f"{wanted}, the states' dtype", remedy="cast it"
                 )
-        return cls(*tokens, do, by_final, state, a_log, dt_bias, flags)  # type: ignore[arg-type, call-arg]
+        bound: dict[str, Any] = dict(named)
+        return cls(**bound, updates=rule.updates, flags=flags)
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """A gradient like every operand that there is."""
-        pairs = [(f"d{name}", getattr(self, name)) for name in _TOKENS[:5]]
+        pairs = [(f"d{name}", getattr(self, name)) for name in (*_TOKENS[:5], "w")]
         pairs += [(f"d_{name}", getattr(self, name)) for name in _OPTIONAL]
         return tuple(compact(name, x.shape, x.dtype, self.device) for name, x in pairs if x is not None)
 
     @property
     def flops(self) -> int:
         """Three times the forward's."""
-        return 18 * self.q.shape[0] * self.heads * self.channels * self.value_channels
+        return 18 * self.q.shape[0] * self.updates * self.heads * self.channels * self.value_channels
 
 
 class GatedDeltaNet(DeltaRule):
@@ -229,7 +262,7 @@ class GatedDeltaNet(DeltaRule):
 class KimiDeltaAttention(DeltaRule):
     """One call of KDA."""
 
-    channelwise: ClassVar[bool] = True
+    rule: ClassVar[Rule] = Rule(channelwise=True)
 
 
 class GatedDeltaNetBackward(DeltaRuleBackward):
@@ -239,7 +272,32 @@ class GatedDeltaNetBackward(DeltaRuleBackward):
 class KimiDeltaAttentionBackward(DeltaRuleBackward):
     """One backward call of KDA."""
 
-    channelwise: ClassVar[bool] = True
+    rule: ClassVar[Rule] = Rule(channelwise=True)
+
+
+class GatedDeltaNetV2(DeltaRule):
+    """One call of GDN-2."""
+
+    rule: ClassVar[Rule] = Rule(channelwise=True, erasing=True)
+    operands: ClassVar[tuple[str, ...]] = (*_ERASING, *_OPTIONAL)
+    optional: ClassVar[frozenset[str]] = frozenset(_OPTIONAL)
+    kept: ClassVar[frozenset[str]] = frozenset({"g", "beta", "w", *_OPTIONAL})
+
+
+class GatedDeltaNetV2Backward(DeltaRuleBackward):
+    """One backward call of GDN-2."""
+
+    rule: ClassVar[Rule] = Rule(channelwise=True, erasing=True)
+    operands: ClassVar[tuple[str, ...]] = (*_ERASING, "do", "d_final_state", *_OPTIONAL)
+    kept: ClassVar[frozenset[str]] = frozenset({"g", "beta", "w", "d_final_state", *_OPTIONAL})
+
+
+class GatedDeltaProduct(DeltaRule):
+    """One call of the gated delta product."""
+
+
+class GatedDeltaProductBackward(DeltaRuleBackward):
+    """One backward call of the gated delta product."""
 
 
 def _forward(name: str, problem: type[DeltaRule], rule: str, jax_name: str | None = None) -> Op:
@@ -266,7 +324,7 @@ def _backward(name: str, problem: type[DeltaRuleBackward], jax_name: str | None 
         reference="cudnn_fe.attention.linear.reference:backward",
         kernels=(),
         scalars=("scale",),
-        results=("dq", "dk", "dv", "dg", "dbeta", "d_initial_state", "d_a_log", "d_dt_bias"),
+        results=(*(f"d{n}" for n in problem.operands[:-5] if n != "cu_seqlens"), *(f"d_{n}" for n in _OPTIONAL)),
         reference_on_gpu=True,
         jax_name=jax_name,
         **BACKWARD_DOCS[name],
@@ -279,3 +337,7 @@ KDA_FORWARD = _forward("kimi_delta_attention_forward", KimiDeltaAttention, "KDA"
 KDA_BACKWARD = _backward(
     "kimi_delta_attention_backward", KimiDeltaAttentionBackward, "kimi_delta_attention_backward_jax"
 )
+GDN2_FORWARD = _forward("gated_delta_net_v2_forward", GatedDeltaNetV2, "GDN2")
+GDN2_BACKWARD = _backward("gated_delta_net_v2_backward", GatedDeltaNetV2Backward)
+PRODUCT_FORWARD = _forward("gated_delta_product_forward", GatedDeltaProduct, "PRODUCT")
+PRODUCT_BACKWARD = _backward("gated_delta_product_backward", GatedDeltaProductBackward)

@@ -10,7 +10,7 @@ from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError, 
 from cudnn_fe.core.require import require_dtype, require_one_of, require_rows, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["Flags", "bind_tokens", "head_count", "require_pool", "require_states"]
+__all__ = ["Flags", "Rule", "bind_tokens", "head_count", "require_pool", "require_states"]
 
 _LOWER_BOUND = -5.0
 _FLAGS = ("use_qk_l2norm_in_kernel", "use_beta_sigmoid_in_kernel", "allow_neg_eigval", "safe_gate")
@@ -28,6 +28,7 @@ class Flags:
         safe_gate: Whether the gate is made from a_log and dt_bias.
         gate_lower_bound: The channelwise safe gate's bound.
         gate_domain: ``"log"``, or ``"linear"`` for decays themselves.
+        beta_guard: Whether strengths that would let the state grow are moved towards their mean.
     """
 
     channelwise: bool
@@ -37,6 +38,7 @@ class Flags:
     safe_gate: bool
     gate_lower_bound: float
     gate_domain: str
+    beta_guard: bool = False
 
 
 def head_count(q: TensorSpec, v: TensorSpec) -> int:
@@ -44,16 +46,25 @@ def head_count(q: TensorSpec, v: TensorSpec) -> int:
     return max(q.shape[1], v.shape[1])
 
 
-def bind_tokens(
-    channelwise: bool,
-    tokens: tuple[TensorSpec | None, ...],
-    state: TensorSpec | None,
-    a_log: TensorSpec | None,
-    dt_bias: TensorSpec | None,
-    **options: Any,
-) -> Flags:
-    """Validates q, k, v, g, beta, cu_seqlens and the gate's parameters, and what is done to them."""
-    q, k, v, g, beta, cu = tokens
+@dataclass(frozen=True)
+class Rule:
+    """What a delta rule's operands look like.
+
+    Attributes:
+        channelwise: Whether the decay differs from channel to channel.
+        erasing: Whether what is erased and what is written have gates of their own, by channel.
+        updates: Updates of the state per token.
+    """
+
+    channelwise: bool
+    erasing: bool = False
+    updates: int = 1
+
+
+def bind_tokens(rule: Rule, named: dict[str, TensorSpec | None], **options: Any) -> Flags:
+    """Validates q, k, v, g, beta, w, cu_seqlens and the gate's parameters, and what is done to them."""
+    q, k, v, g, beta, cu = (named[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens"))
+    state, a_log, dt_bias, w = (named[name] for name in ("initial_state", "a_log", "dt_bias", "w"))
     assert q is not None
     assert k is not None
     assert v is not None
@@ -65,9 +76,11 @@ def bind_tokens(
         require_rows(spec)
     require_dtype(q, *FLOATS)
     require_same_dtype(q, k, v)
-    heads = head_count(q, v)
-    require_shape(k, (q.shape[0], k.shape[1], q.shape[2]), "(T, HK, K)")
-    require_shape(v, (q.shape[0], *v.shape[1:]), "(T, HV, V)")
+    heads, tokens = head_count(q, v), q.shape[0]
+    rows = tokens * rule.updates
+    lead = "T" if rule.updates == 1 else f"{rule.updates} T"
+    require_shape(k, (rows, k.shape[1], q.shape[2]), f"({lead}, HK, K)")
+    require_shape(v, (rows, *v.shape[1:]), f"({lead}, HV, V)")
     if k.shape[1] not in (q.shape[1], v.shape[1]):
         raise ShapeError(
             "k", got=f"{k.shape[1]} heads", wanted=f"{q.shape[1]} or {v.shape[1]}, as q or v", remedy="repeat heads"
@@ -77,16 +90,24 @@ def bind_tokens(
             raise NotYetSupportedError(
                 spec.name, got=f"{spec.shape[1]} heads", wanted=f"a divisor of {heads}", remedy="repeat or drop heads"
             )
-    wanted = (q.shape[0], heads, q.shape[2]) if channelwise else (q.shape[0], heads)
-    _require_gate(g, wanted, "(T, HO, K)" if channelwise else "(T, HO)")
-    _require_gate(beta, wanted[:2], "(T, HO)")
+    by_channel = (tokens, heads, q.shape[2])
+    _require_gate(
+        g, by_channel if rule.channelwise else by_channel[:2], "(T, HO, K)" if rule.channelwise else "(T, HO)"
+    )
+    if rule.erasing:
+        assert w is not None
+        _require_gate(beta, by_channel, "(T, HO, K)")
+        _require_gate(w, (tokens, heads, v.shape[2]), "(T, HO, V)")
+        require_dtype(w, *_beside(q))
+    else:
+        _require_gate(beta, (rows, heads), f"({lead}, HO)")
     require_dtype(g, *FLOATS)
-    require_dtype(beta, q.dtype.name, "float64" if q.dtype.name == "float64" else "float32")
+    require_dtype(beta, *_beside(q))
     require_dtype(cu, "int32", "int64")
     require_offsets(cu)
-    require_same_device(q, k, v, g, beta, cu, state, a_log, dt_bias)
-    flags = _flags(channelwise, **options)
-    for parameter, shape in ((a_log, (heads,)), (dt_bias, (heads, q.shape[2]) if channelwise else (heads,))):
+    require_same_device(q, k, v, g, beta, w, cu, state, a_log, dt_bias)
+    flags = _flags(rule, **options)
+    for parameter, shape in ((a_log, (heads,)), (dt_bias, (heads, q.shape[2]) if rule.channelwise else (heads,))):
         if parameter is None:
             continue
         if not flags.safe_gate:
@@ -101,6 +122,11 @@ def bind_tokens(
     return flags
 
 
+def _beside(q: TensorSpec) -> tuple[str, str]:
+    """Types of a gate beside q: its own, and what sums are taken in."""
+    return q.dtype.name, "float64" if q.dtype.name == "float64" else "float32"
+
+
 def _require_gate(spec: TensorSpec, shape: tuple[int, ...], words: str) -> None:
     spec.require_rank(len(shape), words)
     if spec.shape != shape:
@@ -109,9 +135,13 @@ def _require_gate(spec: TensorSpec, shape: tuple[int, ...], words: str) -> None:
         )
 
 
-def _flags(channelwise: bool, **options: Any) -> Flags:
-    for name in _FLAGS:
-        require_flag(options[name], name)
+def _flags(rule: Rule, **options: Any) -> Flags:
+    guard = options.get("beta_guard", False)
+    for name, value in (*((name, options[name]) for name in _FLAGS), ("beta_guard", guard)):
+        require_flag(value, name)
+    if guard and not options["use_qk_l2norm_in_kernel"]:
+        wanted = "use_qk_l2norm_in_kernel"
+        raise OptionError("beta_guard", got="True without it", wanted=wanted, remedy="normalise keys")
     require_one_of(options["gate_domain"], "gate_domain", ("log", "linear"))
     if options["allow_neg_eigval"] and not options["use_beta_sigmoid_in_kernel"]:
         raise OptionError(
@@ -133,7 +163,10 @@ def _flags(channelwise: bool, **options: Any) -> Flags:
     if isinstance(bound, bool) or not isinstance(bound, int | float) or not float("-inf") < bound < 0:
         raise OptionError("gate_lower_bound", got=repr(bound), wanted="a finite number below 0", remedy="pass -5.0")
     flags = {name: options[name] for name in _FLAGS}
-    return Flags(channelwise=channelwise, gate_lower_bound=float(bound), gate_domain=options["gate_domain"], **flags)
+    domain = options["gate_domain"]
+    return Flags(
+        channelwise=rule.channelwise, gate_lower_bound=float(bound), gate_domain=domain, beta_guard=guard, **flags
+    )
 
 
 def require_states(spec: TensorSpec, shape: tuple[int, ...], words: str) -> None:

@@ -107,7 +107,6 @@ AMAX = Op(
     problem=GemmAmax,
     reference="cudnn_fe.gemm.amax.reference:gemm_amax",
     kernels=scaled_kernels("amax"),
-    reference_on_gpu=True,
     summary="Batched GEMM of MXFP8, MXFP4 or NVFP4 operands with the largest absolute value of the result.",
     formula=r"C_{mnl} = \sum_k A_{mkl} S^A_{m,\lfloor k/v \rfloor,l}\, B_{nkl} S^B_{n,\lfloor k/v \rfloor,l}, "
     r"\qquad \mathrm{amax} = \max |C|",

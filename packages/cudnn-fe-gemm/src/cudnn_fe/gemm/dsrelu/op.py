@@ -85,7 +85,6 @@ DSRELU = Op(
     problem=GemmDsrelu,
     reference="cudnn_fe.gemm.dsrelu.reference:gemm_dsrelu",
     kernels=scaled_kernels("dsrelu"),
-    reference_on_gpu=True,
     summary="Gradients of the squared-ReLU GEMM's pre-activation and row factors, recomputing the former.",
     formula=r"S = \alpha \hat A \hat B^T, \quad r = \max(S, 0), \quad D_{mnl} = 2 r_{mnl} C_{mnl} p_{ml}, "
     r"\quad dp_{ml} = \sum_n r_{mnl}^2 C_{mnl}",

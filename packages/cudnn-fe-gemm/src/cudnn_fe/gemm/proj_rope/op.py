@@ -145,7 +145,6 @@ FORWARD = Op(
     problem=GemmProjRope,
     reference="cudnn_fe.gemm.proj_rope.reference:gemm_proj_rope",
     kernels=scaled_kernels("proj_rope"),
-    reference_on_gpu=True,
     summary="Latent attention's query projection: GEMM, rotary embedding of each head's tail, MXFP8 in two directions.",
     formula=r"y = \mathrm{bf16}(X W^T), \quad v_{128+j} = y_{128+2j} c_j - y_{129+2j} s_j, \quad "
     r"v_{160+j} = y_{128+2j} s_{32+j} + y_{129+2j} c_{32+j}",

@@ -65,7 +65,6 @@ SRELU = Op(
     problem=GemmSrelu,
     reference="cudnn_fe.gemm.srelu.reference:gemm_srelu",
     kernels=scaled_kernels("srelu"),
-    reference_on_gpu=True,
     summary="Batched GEMM of quantised operands, squared ReLU and a factor for every row.",
     formula=r"S = \alpha \hat A \hat B^T, \quad C = \mathrm{cvt}(S), \quad D_{mnl} = p_{ml} \max(S_{mnl}, 0)^2",
     tensors=(

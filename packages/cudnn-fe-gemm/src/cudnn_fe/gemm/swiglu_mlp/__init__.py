@@ -36,7 +36,7 @@ def swiglu_mlp_forward(
         >>> import numpy as np
         >>> one = np.ones((1, 1), np.float32)
         >>> out = swiglu_mlp_forward(2 * one, one, one, one)["out"]
-        >>> float(np.round(out[0, 0], 4))  # silu(2) * 2
+        >>> round(float(out[0, 0]), 4)  # silu(2) * 2
         3.5232
     """
     return TupleDict(

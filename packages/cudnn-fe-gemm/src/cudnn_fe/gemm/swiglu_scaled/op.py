@@ -79,7 +79,6 @@ SCALED = Op(
     problem=GemmSwigluScaled,
     reference="cudnn_fe.gemm.swiglu_scaled.reference:gemm_swiglu_scaled",
     kernels=scaled_kernels("swiglu"),
-    reference_on_gpu=True,
     summary="GEMM of MXFP8, MXFP4 or NVFP4 operands followed by SwiGLU: the block-scaled mode of gemm_swiglu_forward.",
     formula=r"S = \alpha \hat A \hat B^T, \qquad "
     r"C_{m,\,32b+j,\,l} = X \cdot G \cdot \sigma(G), \quad X = S_{m,\,64b+j,\,l},\; G = S_{m,\,64b+32+j,\,l}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -11,6 +12,7 @@ from cutlass import Int32, cute
 from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.cute.amax import clear_amax, fold_amax
 from cudnn_fe.core.cute.arguments import fake_tensor
+from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs_again
 from cudnn_fe.core.cute.block_quantize import (
     BlockQuantizer,
     largest_magnitudes,
@@ -19,7 +21,8 @@ from cudnn_fe.core.cute.block_quantize import (
     store_codes,
     store_scales,
 )
-from cudnn_fe.core.cute.block_tiles import SIDE, THREADS, Matrix, ScalePlace, lane_place, load_vector, tile_walk
+from cudnn_fe.core.cute.block_tiles import SIDE, THREADS, Matrix, ScalePlace, lane_place, load_lines, tile_walk
+from cudnn_fe.core.cute.e2m1_pairs import multiplies_in_pairs, store_codes_of_pairs
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.small_floats import as_float, has_fp8
 from cudnn_fe.core.cute.vectors import widen
@@ -29,7 +32,7 @@ __all__ = ["fake_arguments", "launcher"]
 
 # Least blocks of a multiprocessor, by whether elements are FP4 and by the number of directions: with the registers that
 # the compiler would like, too few are left to hide the loads' latency; with fewer, it spills.
-_BLOCKS = {(False, 1): 6, (False, 2): 5, (True, 1): 5, (True, 2): 4}
+_BLOCKS = {(False, 1): 7, (False, 2): 7, (True, 1): 7, (True, 2): 7}
 
 
 class _Quantize:
@@ -40,7 +43,9 @@ class _Quantize:
         for columns, recipe, quotient in recipes:
             if recipe is not None:
                 native = has_fp8(spec.arch)
-                quantizer = BlockQuantizer(spec.element, spec.scale, recipe, quotient, native, spec.x_dtype, fold=True)
+                quantizer = BlockQuantizer(spec.element, spec.scale, recipe, quotient, native, spec.x_dtype, True)
+                if multiplies_in_pairs(quantizer, spec.norm_rank):
+                    quantizer = replace(quantizer, fold=False)
                 self.directions.append((quantizer, ScalePlace(columns, spec.block, spec.packed)))
 
     @cute.jit
@@ -70,14 +75,13 @@ class _Quantize:
         at = lane_place(walk)
         source = Matrix.of(x, (0, 1, 2))
         bits = x.element_type.width
-        left = source.columns - at.column
-        loaded = []
-        for index in cutlass.range_constexpr(SIDE):
-            address = source.place(at.batch, at.row + index, at.column * (bits // 8))
-            loaded.append(load_vector(address, bits, spec.x_access, left, Int32(at.row + index < source.rows)))
+        loaded = load_lines(source, at, bits, spec.x_access)
 
         def row_of(index: int) -> Any:
             return widen(x.element_type, loaded[index], SIDE)
+
+        def row_again(index: int) -> Any:
+            return widen_pairs_again(loaded[index]) if spec.x_dtype == "bfloat16" else row_of(index)
 
         factor = None
         if cutlass.const_expr(norm is not None):
@@ -91,7 +95,11 @@ class _Quantize:
             codes, scales = results[2 * number], results[2 * number + 1]
             by = store_scales(quantizer, place, largest[number], factor, scales.iterator.toint(), source, at)
             target = Matrix.of(codes, (0, 1, 2))
-            store_codes(quantizer, place, row_of, by, factor, target, source, at, spec.out_access)
+            if cutlass.const_expr(multiplies_in_pairs(quantizer, factor)):
+                store_codes_of_pairs(place, loaded, by, target, source, at, spec.out_access)
+            else:
+                made = row_again if number else row_of
+                store_codes(quantizer, place, made, by, factor, target, source, at, spec.out_access)
 
     def largest(self, loaded: Any, row_of: Any, bits: int, factor: Any) -> list[Any]:
         """The largest magnitudes of a lane's rows and columns, as each direction wants them."""

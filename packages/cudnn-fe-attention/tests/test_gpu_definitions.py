@@ -10,9 +10,14 @@ import pytest
 import torch
 
 from cudnn_fe import attention
+from cudnn_fe.attention.gated_block import declarations, legacy_forward
 from cudnn_fe_testkit.compare import rel_rms, to_float64
+from cudnn_fe_testkit.gated_block_quantised import QuantisedOperands
+from cudnn_fe_testkit.inputs import convert
 
 create_mask_plan: Any = attention.create_mask_plan  # arguments are spread here, which the type checker cannot count
+
+Fwd: Any = legacy_forward.GatedAttentionBlockFwd
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
@@ -60,6 +65,14 @@ GATED = tuple(
 )  # fmt: skip
 gated_attention_block_forward: Any = attention.gated_attention_block_forward
 RECORD = gated_attention_block_forward(*GATED, GEOMETRY, save_for_backward=True)["saved"]
+SERVED = attention.GatedAttentionBlockGeometry(16, 2, 1, 64, 8, causal_bottom_right=True)
+SERVED_BLOCK = tuple(
+    x.detach().reshape(-1, x.shape[-1]) if x.ndim == 3 and i in (0, 4, 5) else x.detach() for i, x in enumerate(GATED)
+)
+POOLS = (torch.zeros(3, 1, 16, 64), torch.zeros(3, 1, 16, 64))
+SLOTS = torch.cat([torch.arange(32, 42), torch.arange(0, 14)])  # of pages 2 and 0
+TWICE = tuple(normal(2 * T, H, 8, seed=seed) for seed in (1, 2))
+LAYER = (normal(2, 9, H, 8), normal(2, 9, H), -normal(H).abs(), normal(2, 9, 1, 6), normal(2, 9, 1, 6, seed=1))
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("dsa_indexer_forward", INDEXER, {**PACKED, "ratio": 1, "return_lse": True}),
     ("dsa_indexer_fused_top_k_forward", (*INDEXER, 3), {**PACKED, "ratio": 1, "return_lse": True}),
@@ -113,6 +126,39 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         "kimi_delta_attention_backward",
         (*TOKENS, -normal(T, H, 8).abs(), BETA, ends(0, 9, 9, T), normal(T, H, 8, seed=5)),
         {"use_qk_l2norm_in_kernel": True, "initial_state": normal(3, H, 8, 8)},
+    ),
+    (
+        "gated_delta_net_v2_forward",
+        (*TOKENS, -normal(T, H, 8).abs(), normal(T, H, 8), normal(T, H, 8, seed=3), ends(0, 9, 9, T)),
+        {"use_qk_l2norm_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "output_final_state": True},
+    ),
+    (
+        "gated_delta_net_v2_backward",
+        (*TOKENS, -normal(T, H, 8).abs(), normal(T, H, 8), normal(T, H, 8, seed=3), ends(0, 9, 9, T), TOKENS[2]),
+        {"use_qk_l2norm_in_kernel": True, "use_beta_sigmoid_in_kernel": True},
+    ),
+    (
+        "gated_delta_product_forward",
+        (TOKENS[0], *TWICE, -normal(T, H).abs(), normal(2 * T, H).sigmoid(), ends(0, 9, 9, T), 2),
+        {"use_qk_l2norm_in_kernel": True},
+    ),
+    (
+        "gated_delta_product_backward",
+        (TOKENS[0], *TWICE, -normal(T, H).abs(), normal(2 * T, H).sigmoid(), ends(0, 9, 9, T), 2, TOKENS[2]),
+        {"use_qk_l2norm_in_kernel": True},
+    ),
+    ("mamba2_forward", LAYER, {"D": normal(H), "z": normal(2, 9, H, 8, seed=2), "return_final_state": True}),
+    ("mamba2_backward", (normal(2, 9, H, 8, seed=3), *LAYER), {"D": normal(H), "z": normal(2, 9, H, 8, seed=2)}),
+    (
+        "gated_attention_block_paged_forward",
+        (*SERVED_BLOCK, SERVED, *POOLS, SLOTS),
+        {
+            "kv_source": "paged",
+            "block_table": torch.tensor([[2], [0]], dtype=torch.int32),
+            "kv_lens": ends(10, 14),
+            "seq_lens": ends(10, 14),
+            "thd": True,
+        },
     ),
     ("block_sparse_attention_forward", (*BLOCKS[:3], BLOCK_LISTS), {"sparse_block_size": 64}),
     (
@@ -188,6 +234,44 @@ def test_definition(name: str) -> None:
         x.zero_()
     graph.replay()
     assert all(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) for a, b in zip(captured, first, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["fp8", "mxfp8", "nvfp4", "mxfp4"])
+def test_quantised_gated_blocks(kind: str) -> None:
+    """Forward and gradients of quantised blocks: near a CPU's, and the same bits again."""
+    geometry = attention.GatedAttentionBlockGeometry(128, 2, 1, 128, 16)
+    fp4 = {"nvfp4": declarations.Fp4Format.NVFP4, "mxfp4": declarations.Fp4Format.MXFP4}.get(kind)
+    spec: Any = declarations.MxQuantSpec(0.001 if fp4 is None else 1.0, 100.0 if fp4 is None else 1.0, o_fp4=fp4)
+    if kind == "fp8":
+        spec = declarations.QuantSpec(0.02, 0.002, 0.001, 40.0, 30.0, 50.0, 100.0)
+    given = QuantisedOperands(geometry, spec, (2, 40))
+    dy = normal(2, 40, 128).bfloat16()
+
+    def run(device: str) -> list[torch.Tensor]:
+        operands: Any = [convert(x, "torch", device) for x in given.arrays]
+        blobs: dict[str, Any] = {n: None if x is None else convert(x, "torch", device) for n, x in given.blobs.items()}
+        turned = {n: convert(x, "torch", device) for n, x in given.turned.items()}
+        more: Any = {f"sample_{n}": x for n, x in blobs.items()}
+        out = torch.empty(2, 40, 128, dtype=torch.bfloat16, device=device)
+        made = Fwd(*operands, out, geometry, quant=spec, save_for_backward=True, **more)
+        made.compile()
+        shapes = {"o": (2, 40, 2, 128), "lse": (2, 2, 40), "rstd_q": (2, 40, 2), "rstd_k": (2, 40, 1)}
+        shapes["proj_slab"] = (2, 40, geometry.n_qkvg)
+        kinds = {"o": torch.bfloat16, "proj_slab": torch.bfloat16}
+        buffers: Any = {n: torch.empty(s, dtype=kinds.get(n, torch.float32), device=device) for n, s in shapes.items()}
+        saved = attention.SavedForBackward(h=operands[0], gate=None, **buffers)
+        made.execute(*operands, out, None, saved=saved, **blobs)
+        leaves = [x.detach().requires_grad_() for x in operands]
+        scales: Any = {"scale_dp": torch.full((1,), 64.0, device=device)} if kind == "fp8" else turned
+        backward: Any = attention.gated_attention_block_backward
+        record = replace(saved, h=leaves[0])
+        return [out, *backward(dy.to(device), record, *leaves[1:], geometry, quant=spec, **scales)]
+
+    wanted, first, again = run("cpu"), run("cuda"), run("cuda")
+    for got, same, reference in zip(first, again, wanted, strict=True):
+        assert torch.equal(got, same)
+        # Where a sum lies beside the middle of two codes, another order of it gives the other one.
+        assert rel_rms(to_float64(got), to_float64(reference)) < 2.0**-5
 
 
 def test_32k_tokens_take_no_square_of_memory() -> None:

@@ -33,8 +33,7 @@ def given(case: WgradCase, majors: str = "row column", **options: Any) -> dict[s
     return dict(zip(NAMES, case.operands("torch", majors), strict=True)) | case.options("torch") | options
 
 
-@pytest.mark.parametrize("wgrad_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "wgrad_dtype"), [*((kind, "float32") for kind in KINDS), ("nvfp4", "bfloat16")])
 def test_formats(backend: str, kind: str, wgrad_dtype: str) -> None:
     got, wanted = both(wgrad, **given(case_of(kind), wgrad_dtype=wgrad_dtype))
     assert torch.equal(got["wgrad_tensor"].cpu(), wanted["wgrad_tensor"])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.attention.linear.calls import run_backward, run_forward
 from cudnn_fe.attention.linear.op import GDN_BACKWARD, GDN_FORWARD, KDA_BACKWARD, KDA_FORWARD
-from cudnn_fe.attention.operands import deliver, softmax_factor
-from cudnn_fe.core.call import call
-from cudnn_fe.core.frameworks import framework_of
-from cudnn_fe.core.op import Op
 from cudnn_fe.core.tuple_dict import TupleDict
 
 __all__ = [
@@ -17,28 +14,6 @@ __all__ = [
     "kimi_delta_attention_backward",
     "kimi_delta_attention_forward",
 ]
-
-_GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "d_initial_state", "d_a_log", "d_dt_bias")
-
-
-def _forward(op: Op, operands: tuple[Any, ...], scale: float | None, backend: str | None, **options: Any) -> TupleDict:
-    results = call(
-        op, operands, tuple(options.items()), (softmax_factor(operands[0], scale, "scale"),), backend=backend
-    )
-    names = ("o", "final_state", "checkpoints")[: len(results)]
-    state, pool = operands[6], operands[9] is not None
-    written = options["overwrite_initial_state"] or (pool and options["output_final_state"])
-    if written and framework_of(state) in ("torch", "numpy"):
-        results = (results[0], deliver((results[1],), (state,), ("initial_state",))[0], *results[2:])
-    return TupleDict(zip(names, results, strict=True))
-
-
-def _backward(op: Op, operands: tuple[Any, ...], scale: float | None, backend: str | None, **options: Any) -> TupleDict:
-    grads = iter(
-        call(op, operands, tuple(options.items()), (softmax_factor(operands[0], scale, "scale"),), backend=backend)
-    )
-    there = (*[True] * 5, *(x is not None for x in operands[8:]))
-    return TupleDict({name: next(grads) if given else None for name, given in zip(_GRADIENTS, there, strict=True)})
 
 
 def gated_delta_net_forward(
@@ -105,7 +80,7 @@ def gated_delta_net_forward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
     operands = (q, k, v, g, beta, cu_seqlens, initial_state, a_log, dt_bias, state_indices)
-    return _forward(
+    return run_forward(
         GDN_FORWARD,
         operands,
         scale,
@@ -187,7 +162,7 @@ def kimi_delta_attention_forward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
     operands = (q, k, v, g, beta, cu_seqlens, initial_state, a_log, dt_bias, state_indices)
-    return _forward(
+    return run_forward(
         KDA_FORWARD,
         operands,
         scale,
@@ -256,7 +231,7 @@ def gated_delta_net_backward(
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
-    return _backward(
+    return run_backward(
         GDN_BACKWARD,
         (q, k, v, g, beta, cu_seqlens, do, d_final_state, initial_state, a_log, dt_bias),
         scale,
@@ -320,7 +295,7 @@ def kimi_delta_attention_backward(
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
-    return _backward(
+    return run_backward(
         KDA_BACKWARD,
         (q, k, v, g, beta, cu_seqlens, do, d_final_state, initial_state, a_log, dt_bias),
         scale,

@@ -15,19 +15,28 @@ from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = [
+    "GDN2_BACKWARD",
+    "GDN2_FORWARD",
     "GDN_BACKWARD",
     "GDN_FORWARD",
     "KDA_BACKWARD",
     "KDA_FORWARD",
+    "PRODUCT_BACKWARD",
+    "PRODUCT_FORWARD",
     "DeltaRule",
     "DeltaRuleBackward",
     "GatedDeltaNet",
     "GatedDeltaNetBackward",
+    "GatedDeltaNetV2",
+    "GatedDeltaNetV2Backward",
+    "GatedDeltaProduct",
+    "GatedDeltaProductBackward",
     "KimiDeltaAttention",
     "KimiDeltaAttentionBackward",
 ]
 
 _TOKENS = ("q", "k", "v", "g", "beta", "cu_seqlens")
+_ERASING = ("q", "k", "v", "g", "beta", "w", "cu_seqlens")
 _OPTIONAL = ("initial_state", "a_log", "dt_bias")
 
 
@@ -266,6 +275,31 @@ class KimiDeltaAttentionBackward(DeltaRuleBackward):
     rule: ClassVar[Rule] = Rule(channelwise=True)
 
 
+class GatedDeltaNetV2(DeltaRule):
+    """One call of GDN-2."""
+
+    rule: ClassVar[Rule] = Rule(channelwise=True, erasing=True)
+    operands: ClassVar[tuple[str, ...]] = (*_ERASING, *_OPTIONAL)
+    optional: ClassVar[frozenset[str]] = frozenset(_OPTIONAL)
+    kept: ClassVar[frozenset[str]] = frozenset({"g", "beta", "w", *_OPTIONAL})
+
+
+class GatedDeltaNetV2Backward(DeltaRuleBackward):
+    """One backward call of GDN-2."""
+
+    rule: ClassVar[Rule] = Rule(channelwise=True, erasing=True)
+    operands: ClassVar[tuple[str, ...]] = (*_ERASING, "do", "d_final_state", *_OPTIONAL)
+    kept: ClassVar[frozenset[str]] = frozenset({"g", "beta", "w", "d_final_state", *_OPTIONAL})
+
+
+class GatedDeltaProduct(DeltaRule):
+    """One call of the gated delta product."""
+
+
+class GatedDeltaProductBackward(DeltaRuleBackward):
+    """One backward call of the gated delta product."""
+
+
 def _forward(name: str, problem: type[DeltaRule], rule: str, jax_name: str | None = None) -> Op:
     return Op(
         name=name,
@@ -290,7 +324,7 @@ def _backward(name: str, problem: type[DeltaRuleBackward], jax_name: str | None 
         reference="cudnn_fe.attention.linear.reference:backward",
         kernels=(),
         scalars=("scale",),
-        results=("dq", "dk", "dv", "dg", "dbeta", "d_initial_state", "d_a_log", "d_dt_bias"),
+        results=(*(f"d{n}" for n in problem.operands[:-5] if n != "cu_seqlens"), *(f"d_{n}" for n in _OPTIONAL)),
         reference_on_gpu=True,
         jax_name=jax_name,
         **BACKWARD_DOCS[name],
@@ -303,3 +337,7 @@ KDA_FORWARD = _forward("kimi_delta_attention_forward", KimiDeltaAttention, "KDA"
 KDA_BACKWARD = _backward(
     "kimi_delta_attention_backward", KimiDeltaAttentionBackward, "kimi_delta_attention_backward_jax"
 )
+GDN2_FORWARD = _forward("gated_delta_net_v2_forward", GatedDeltaNetV2, "GDN2")
+GDN2_BACKWARD = _backward("gated_delta_net_v2_backward", GatedDeltaNetV2Backward)
+PRODUCT_FORWARD = _forward("gated_delta_product_forward", GatedDeltaProduct, "PRODUCT")
+PRODUCT_BACKWARD = _backward("gated_delta_product_backward", GatedDeltaProductBackward)

@@ -22,7 +22,7 @@ from cudnn_fe.core.cute.block_tiles import (
 from cudnn_fe.core.cute.exact import multiply
 from cudnn_fe.core.cute.fp8_widen import fp8_floats
 from cudnn_fe.core.cute.numerics import kind_name
-from cudnn_fe.core.cute.ptx_base import load_global
+from cudnn_fe.core.cute.ptx_base import assemble, load_global
 from cudnn_fe.core.cute.small_floats import as_float
 
 __all__ = ["DequantizeTiles"]
@@ -136,9 +136,14 @@ class DequantizeTiles:
         """The eight elements of row ``j``."""
         if not self.fp4:
             return fp8_floats(loaded[j], self.element, self.native)
-        if not self.place.columns:
-            return [_e2m1(loaded[j][0], 4 * k) for k in range(SIDE)]
-        return [_e2m1(loaded[j // 2][k // 4], 8 * (k % 4) + 4 * (j % 2)) for k in range(SIDE)]
+        if not self.place.columns:  # elements k and k + 4 are 16 bits apart
+            pairs = [_e2m1_pair(loaded[j][0], 4 * k) for k in range(4)]
+            return [pair[half] for half in range(2) for pair in pairs]
+        found = []
+        for word in loaded[j // 2]:
+            even, odd = (_e2m1_pair(word, 4 * (j % 2) + at) for at in (0, 8))
+            found += [even[0], odd[0], even[1], odd[1]]
+        return found
 
 
 def _eight_bytes(address: Any, step: int, wanted: Any) -> list[Int32]:
@@ -148,12 +153,19 @@ def _eight_bytes(address: Any, step: int, wanted: Any) -> list[Int32]:
     return assemble(code, [Int32] * SIDE, [Int64(address), Int32(wanted)])
 
 
-def _e2m1(word: Any, shift: int) -> Float32:
-    """The element at a bit of a word of FP4 codes.
+def _e2m1_pair(word: Any, at: int) -> list[Float32]:
+    """The elements at a bit of a word of FP4 codes, and 16 bits on.
 
-    Exponent and significand in fp32's own places, the exponent 126 too low, make a number 2**-126 as large: subnormal
-    where E2M1's is, and the product with 2**126 is exact.
+    Exponent and significand in fp16's own places, the exponent 14 too low, make a number 2**-14 as large: subnormal
+    where E2M1's is, and the product with 2**14 is exact.
     """
-    code = word >> shift if shift else word
-    bits = ((code & 7) << 22) | ((code & 8) << 28)
-    return multiply(as_float(bits), 2.0**126)
+
+    def moved(to: int) -> str:
+        return f"shl.b32 t, $2, {to - at};" if to >= at else f"shr.u32 t, $2, {at - to};"
+
+    code = (
+        f"{{ .reg .b32 t, m; .reg .b16 lo, hi; {moved(9)} and.b32 m, t, 0x0E000E00; {moved(12)} "
+        "lop3.b32 m, m, t, 0x80008000, 0xF8; mov.b32 t, 0x74007400; mul.f16x2 m, m, t; "
+        "mov.b32 {lo, hi}, m; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }"
+    )
+    return assemble(code, [Float32, Float32], [Int32(word)])

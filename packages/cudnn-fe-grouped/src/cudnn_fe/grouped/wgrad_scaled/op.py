@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.core.block_scale import BlockFormat, block_format
+from cudnn_fe.core.block_scale.formats import BFLOAT16_NOTE
 from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError, StrideError
 from cudnn_fe.core.op import Op, Problem, TensorRule
@@ -203,6 +204,7 @@ SCALED = Op(
         "`wgrad_ptrs`, `accumulate_on_output` and `input_order` are as without scale factors.",
         "FP8 with blocks of 16, or scales of two formats, raise: no format has them. NumPy and uint8 pairs are "
         "accepted.",
+        BFLOAT16_NOTE,
     ),
     results=("wgrad_tensor",),
     jax_name="grouped_gemm_wgrad_jax_forward",

@@ -103,7 +103,8 @@ class _ExpertCodes(DequantizeTiles):
         if not self.along_t:
             super().tile(at, source, scales, factor, target, kind)
             return
-        loaded, by = self.load(source, at), self.multipliers(scales, factor, source, at)
+        codes = self.load_scales(scales, source, at)
+        loaded, by = self.load(source, at), self.multipliers(codes, factor)
         rows = [[multiply(value, by[j]) for value in self.decode(loaded, j)] for j in range(SIDE)]
         turned = [list(token) for token in zip(*rows, strict=True)]
         place = LanePlace(at.batch, at.column, at.row)

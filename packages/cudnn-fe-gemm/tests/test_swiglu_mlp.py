@@ -68,6 +68,22 @@ def test_torch_autograd_and_the_vendors_name() -> None:
     assert arrays[1].grad is None
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+def test_on_a_gpu() -> None:
+    """The definition on the GPU: a CPU's numbers, and the same bits again."""
+    given = operands("bfloat16")
+    here, there = ([convert(x, "torch", device) for x in given] for device in ("cpu", "cuda"))
+    results = [forward(*x) for x in (here, there, there)]
+    grads = [backward(x[0], *arrays, *tuple(x)[1:]) for x, arrays in zip(results, (here, there, there), strict=True)]
+    for wanted, got, again in zip(
+        *([*result, *grad] for result, grad in zip(results, grads, strict=True)), strict=True
+    ):
+        assert got.is_cuda
+        assert torch.equal(got, again)
+        assert_close(got, to_float64(wanted), 2.0**-8)
+
+
 def test_jax_under_jit_and_grad() -> None:
     import jax
 

@@ -17,6 +17,7 @@ from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.registry import ops
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.core.toolchain import missing_toolchain
+from cudnn_fe.grouped import grouped_gemm_swiglu_jax_backward
 from cudnn_fe.grouped.dglu_scaled.op import BACKWARD as DGLU
 from cudnn_fe.grouped.discrete_dswiglu.op import BACKWARD as DISCRETE
 from cudnn_fe.grouped.dsrelu.op import BACKWARD as DSRELU
@@ -163,3 +164,21 @@ def test_results_that_the_copy_engine_cannot_store() -> None:
     assert sm90.refuse(odd, CHIPS["sm_90a"]) == "wgrad_tensor's rows of 257 elements are not multiples of 16 bytes"
     assert sm90.refuse(odd, CHIPS["sm_100a"]) == "it is written for compute capability 9.0, not 10.0"
     assert portable.refuse(odd, CHIPS["sm_90a"]) is None
+
+
+@compiler
+def test_jax_lowers_a_derivative_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")  # read once: a test before this may have compiled for another
+
+    def like(spec: TensorSpec | None) -> Any:
+        assert spec is not None
+        return jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype.name))
+
+    def backward(*operands: Any) -> Any:
+        return grouped_gemm_swiglu_jax_backward(*operands, backend="portable")
+
+    a, c, b, sfa, sfb, *others = map(like, derivative(DSWIGLU, "swiglu", "bfloat16").inputs)
+    lowered = jax.jit(backward).trace(a, b, c, sfa, sfb, *others).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("custom_call @CuteDSL") == 1

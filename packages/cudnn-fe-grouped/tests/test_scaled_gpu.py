@@ -20,6 +20,7 @@ from cudnn_fe_testkit.moe import halves, sigmoid
 from cudnn_fe_testkit.scaled_gemm import numbers
 from cudnn_fe_testkit.scaled_gpu import both, cuda, differing, main_loops, raw, to_cpu
 from cudnn_fe_testkit.scaled_moe import Case, ExactCase, check_results
+from cudnn_fe_testkit.scaled_moe import raw as bytes_of
 
 pytestmark = pytest.mark.gpu
 
@@ -99,8 +100,8 @@ def test_discrete(backend: str, kind: str, route: str, b_major: str) -> None:
         wanted = grouped.grouped_gemm_quant_forward(**given, **options_of(case))
     placed = {name: cuda(x) for name, x in given.items()}
     weights, scales = placed.pop("b_tensor"), placed.pop("sfb_tensor")
-    bytes_of = [x.view(torch.uint8) for x in weights]
-    owned = [x.T.contiguous() if b_major == "n" else x.clone() for x in bytes_of]
+    matrices = [x.view(torch.uint8) for x in weights]
+    owned = [x.T.contiguous() if b_major == "n" else x.clone() for x in matrices]
     packed = [x.view(torch.uint8).clone() for x in scales]
     b_ptrs, sfb_ptrs = (torch.tensor([x.data_ptr() for x in group], device="cuda") for group in (owned, packed))
     got = grouped.grouped_gemm_quant_forward(
@@ -349,3 +350,31 @@ def test_in_a_graph(backend: str) -> None:
     wanted = forward()
     assert [key for key in before if not torch.equal(raw(captured[key]), raw(wanted[key]))] == []
     assert not torch.equal(raw(captured["d_tensor"]), raw(before["d_tensor"]))
+
+
+def test_jax_jit(backend: str) -> None:
+    """Traced ends, and an activation's numbers, which a kernel takes by name there."""
+    jax = pytest.importorskip("jax")
+    if not any(device.platform == "gpu" for device in jax.devices()):
+        pytest.skip("JAX sees no GPU")
+    case = ExactCase("mxfp8_e4m3", 128, "uneven")
+    v = case.wrapped("jax")
+    names = ("b_tensor", "sfa_tensor", "sfb_tensor")
+    fixed = [v[name] for name in names]
+
+    @jax.jit
+    def both_ops(a: Any, ends: Any, factors: Any) -> Any:
+        shared = (a, *fixed, ends, *factors)
+        plain = grouped.grouped_gemm_quant_jax_forward(*shared, d_dtype="float8_e4m3fn", backend=backend)
+        gated = grouped.grouped_gemm_swiglu_jax_forward(*shared, c_dtype="float32", backend=backend)
+        return dict(plain.items()), gated["c_tensor"]
+
+    factors = [v[name] for name in ("alpha_tensor", "prob_tensor", "norm_const_tensor")]
+    plain, c = both_ops(v["a_tensor"], v["padded_offsets"], factors)
+    with override(backend="reference"):
+        wanted = grouped.grouped_gemm_quant_forward(**case.wrapped("numpy"), **options_of(case))
+        gated = grouped.grouped_gemm_swiglu_forward(**case.wrapped("numpy"), c_dtype="float32", **options_of(case))
+    for key, x in wanted.items():
+        assert (x is None) == (plain[key] is None), key
+        assert x is None or np.array_equal(bytes_of(plain[key]), bytes_of(x)), key
+    assert np.array_equal(np.asarray(c), gated["c_tensor"])

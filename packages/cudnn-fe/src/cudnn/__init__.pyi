@@ -70,6 +70,16 @@ from cudnn_fe.attention.linear.erasing import gated_delta_net_v2_backward as gat
 from cudnn_fe.attention.linear.erasing import gated_delta_net_v2_forward as gated_delta_net_v2_forward
 from cudnn_fe.attention.linear.product import gated_delta_product_backward as gated_delta_product_backward
 from cudnn_fe.attention.linear.product import gated_delta_product_forward as gated_delta_product_forward
+from cudnn_fe.attention.linear.summaries import gated_delta_net_summary_forward as gated_delta_net_summary_forward
+from cudnn_fe.attention.linear.summaries import gated_delta_net_v2_summary_forward as gated_delta_net_v2_summary_forward
+from cudnn_fe.attention.linear.summaries import gated_delta_product_summary_forward as gated_delta_product_summary_forward
+from cudnn_fe.attention.linear.summaries import kimi_delta_attention_summary_forward as kimi_delta_attention_summary_forward
+from cudnn_fe.attention.linear.summaries_backward import gated_delta_net_summary_backward as gated_delta_net_summary_backward
+from cudnn_fe.attention.linear.summaries_backward import gated_delta_net_v2_summary_backward as gated_delta_net_v2_summary_backward
+from cudnn_fe.attention.linear.summaries_backward import gated_delta_product_summary_backward as gated_delta_product_summary_backward
+from cudnn_fe.attention.linear.summaries_backward import kimi_delta_attention_summary_backward as kimi_delta_attention_summary_backward
+from cudnn_fe.attention.mamba2 import mamba2_backward as mamba2_backward
+from cudnn_fe.attention.mamba2 import mamba2_forward as mamba2_forward
 from cudnn_fe.attention.namespaces import BSA as BSA
 from cudnn_fe.attention.namespaces import CSA as CSA
 from cudnn_fe.attention.namespaces import DSA as DSA

@@ -48,6 +48,19 @@ from cudnn_fe.attention.linear import (
 )
 from cudnn_fe.attention.linear.erasing import gated_delta_net_v2_backward, gated_delta_net_v2_forward
 from cudnn_fe.attention.linear.product import gated_delta_product_backward, gated_delta_product_forward
+from cudnn_fe.attention.linear.summaries import (
+    gated_delta_net_summary_forward,
+    gated_delta_net_v2_summary_forward,
+    gated_delta_product_summary_forward,
+    kimi_delta_attention_summary_forward,
+)
+from cudnn_fe.attention.linear.summaries_backward import (
+    gated_delta_net_summary_backward,
+    gated_delta_net_v2_summary_backward,
+    gated_delta_product_summary_backward,
+    kimi_delta_attention_summary_backward,
+)
+from cudnn_fe.attention.mamba2 import mamba2_backward, mamba2_forward
 from cudnn_fe.attention.nsa_compression import nsa_compression_attention_forward
 from cudnn_fe.attention.nsa_selection import nsa_selection_attention_forward
 from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_forward
@@ -96,14 +109,24 @@ __all__ = [
     "gated_attention_block_paged_forward",
     "gated_delta_net_backward",
     "gated_delta_net_forward",
+    "gated_delta_net_summary_backward",
+    "gated_delta_net_summary_forward",
     "gated_delta_net_v2_backward",
     "gated_delta_net_v2_forward",
+    "gated_delta_net_v2_summary_backward",
+    "gated_delta_net_v2_summary_forward",
     "gated_delta_product_backward",
     "gated_delta_product_forward",
+    "gated_delta_product_summary_backward",
+    "gated_delta_product_summary_forward",
     "hstu_attention_backward",
     "hstu_attention_forward",
     "kimi_delta_attention_backward",
     "kimi_delta_attention_forward",
+    "kimi_delta_attention_summary_backward",
+    "kimi_delta_attention_summary_forward",
+    "mamba2_backward",
+    "mamba2_forward",
     "nsa_compression_attention_forward",
     "nsa_selection_attention_forward",
     "nsa_sliding_window_attention_forward",

@@ -19,6 +19,13 @@ _DSA = "cudnn_fe.attention.dsa"
 _HCA = "cudnn_fe.attention.hca"
 _LINEAR = "cudnn_fe.attention.linear"
 
+_RULES = {
+    "gated_delta_net": "GDN",
+    "kimi_delta_attention": "KDA",
+    "gated_delta_net_v2": "GDN2",
+    "gated_delta_product": "PRODUCT",
+}
+
 FAMILY = Family(
     name="attention",
     package="cudnn-fe-attention",
@@ -63,6 +70,9 @@ FAMILY = Family(
         f"{_LINEAR}.op:GDN2_BACKWARD",
         f"{_LINEAR}.op:PRODUCT_FORWARD",
         f"{_LINEAR}.op:PRODUCT_BACKWARD",
+        *(f"{_LINEAR}.summary_op:{rule}_{way}" for rule in _RULES.values() for way in ("FORWARD", "BACKWARD")),
+        "cudnn_fe.attention.mamba2.op:FORWARD",
+        "cudnn_fe.attention.mamba2.op:BACKWARD",
     ),
     exports={
         "BSA": f"{_NAMESPACES}:BSA",
@@ -106,6 +116,10 @@ FAMILY = Family(
         "gated_delta_net_v2_backward": f"{_LINEAR}.erasing:gated_delta_net_v2_backward",
         "gated_delta_product_forward": f"{_LINEAR}.product:gated_delta_product_forward",
         "gated_delta_product_backward": f"{_LINEAR}.product:gated_delta_product_backward",
+        **{f"{name}_summary_forward": f"{_LINEAR}.summaries:{name}_summary_forward" for name in _RULES},
+        **{f"{name}_summary_backward": f"{_LINEAR}.summaries_backward:{name}_summary_backward" for name in _RULES},
+        "mamba2_forward": "cudnn_fe.attention.mamba2:mamba2_forward",
+        "mamba2_backward": "cudnn_fe.attention.mamba2:mamba2_backward",
         "jax.kimi_delta_attention": f"{_LINEAR}.jax:kimi_delta_attention",
         "ops.kimi_delta_attention_forward_jax": f"{_LINEAR}.jax:kimi_delta_attention_forward_jax",
         "ops.kimi_delta_attention_backward_jax": f"{_LINEAR}.jax:kimi_delta_attention_backward_jax",

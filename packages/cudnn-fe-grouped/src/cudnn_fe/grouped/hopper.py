@@ -108,9 +108,10 @@ def _tiled(spec: Any, tile: GemmTile) -> Any:
     return replace(spec, gemm=replace(spec.gemm, tile=tile, alignment=_BYTES))
 
 
-def _rows_spec(base: Specialise, problem: Any, where: Device) -> RowsSpec:
-    rows, n, _, groups = problem.extents
-    spec: RowsSpec = _tiled(base(problem, where), choose_rows_tile(rows, groups, n, where.multiprocessors))
+def _rows_spec(base: Specialise, problem: Any, where: Device, *, reads: bool = False) -> RowsSpec:
+    rows, n, k, groups = problem.extents
+    tile = choose_rows_tile(rows, groups, n, k, where.multiprocessors, reads=reads)
+    spec: RowsSpec = _tiled(base(problem, where), tile)
     return spec
 
 
@@ -146,7 +147,7 @@ def dglu_sm90(base: Specialise) -> Kernel:
         backend="sm90",
         module="cudnn_fe.grouped.dglu.sm90",
         refuse=_refuse_dglu,
-        specialise=partial(_rows_spec, base),
+        specialise=partial(_rows_spec, base, reads=True),
         targets=("sm_90a",),
         scratch=_dglu_scratch,
         verified=("H200",),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from cudnn_fe.attention.operands import FLOATS
 from cudnn_fe.core.op import TensorRule
 
-__all__ = ["BACKWARD_DOCS", "FORWARD_DOCS"]
+__all__ = ["BACKWARD_DOCS", "FORWARD_DOCS", "summary_docs"]
 
 _V2, _PRODUCT = "gated_delta_net_v2", "gated_delta_product"
 _CHANNELWISE = ("kimi_delta_attention", _V2)
@@ -149,3 +150,45 @@ def _shared(name: str, *, backward: bool) -> dict[str, Any]:
 
 FORWARD_DOCS: dict[str, dict[str, Any]] = {f"{name}_forward": _shared(name, backward=False) for name in _SUMMARIES}
 BACKWARD_DOCS: dict[str, dict[str, Any]] = {f"{name}_backward": _shared(name, backward=True) for name in _SUMMARIES}
+
+
+def summary_docs(name: str, *, backward: bool) -> dict[str, Any]:
+    """What the documentation of a rule's summaries says."""
+    tokens, optional = _tokens(name)
+    left_out = ("v", "w") if backward else ("q",)
+    rows = {row.name: row for row in tokens if row.name not in left_out}
+    wide = ("float32", "float64")
+    state = TensorRule("initial_state", "(N, HO, V, K)", _ANY, wide, "states before the spans, or None for zeros")
+    matrix = TensorRule(
+        "transition", "(N, HO, K, K), or empty", "compact", wide, "what the span multiplies a state by from the right"
+    )
+    first = TensorRule("final_state", "(N, HO, V, K)", "compact", wide, "states after the spans")
+    if backward:
+        do = TensorRule("do", "(T, HO, V)", _ROWS, FLOATS, "gradient of the outputs")
+        state = TensorRule("d_final_state", "(N, HO, V, K)", _ANY, wide, "gradient of the final states, or None")
+        matrix = replace(matrix, meaning="the same, transposed, which multiplies a gradient")
+        first = TensorRule("d_initial_state", "(N, HO, V, K)", "compact", wide, "gradient of the first states")
+        rows = {**{n: x for n, x in rows.items() if n != "cu_seqlens"}, "do": do, "cu_seqlens": rows["cu_seqlens"]}
+    direction = "backward" if backward else "forward"
+    gates = _GATES.get(name, "beta = np.zeros((5, 1), np.float32), np.ones((5, 1), np.float32)")
+    example = _EXAMPLE.format(names=f"{name}_summary_{direction}", gates=gates)
+    given = [n for n in rows if n != "cu_seqlens"]
+    arguments = ", ".join("np.ones_like(v)" if n == "do" else n for n in given) + ", ends"
+    arguments += ", 1" if name == _PRODUCT else ""
+    call = f"{name}_summary_{direction}({arguments}, output_transition=True)"
+    return {
+        "summary": f"What a span of tokens of `{name}_forward` does to "
+        + ("the gradient of its state." if backward else "its state: for sequences that are split over ranks."),
+        "formula": r"dX_{\mathrm{initial}} = dX_{\mathrm{final}}\, M^\top + G"
+        if backward
+        else r"X_{\mathrm{final}} = X_{\mathrm{initial}}\, M + H",
+        "tensors": (*rows.values(), state, *optional[1:], first, matrix),
+        "example": example + f"first, transition = {call}\n"
+        "assert first.shape == (2, 1, 4, 4) and transition.shape == (2, 1, 4, 4)\n",
+        "source": _SOURCES[name],
+        "notes": (
+            f"Operands and options as in `{name}_forward`. States, their gradients and transitions are float32, or "
+            "float64 for float64 operands, and are not differentiable.",
+            "An empty span hands its state through; its transition is the identity.",
+        ),
+    }

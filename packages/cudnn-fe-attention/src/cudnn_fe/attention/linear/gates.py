@@ -12,7 +12,7 @@ from cudnn_fe.attention.arrays import round_through, sigmoid
 from cudnn_fe.attention.linear.operands import Flags
 from cudnn_fe.core.dtypes import dtype
 
-__all__ = ["Gates", "guarded", "normalised", "normalised_gradient", "to_heads"]
+__all__ = ["Gates", "guarded", "normalised", "normalised_gradient", "softplus", "to_heads"]
 
 _LEAST = 1e-10  # added to linear gates
 _NORM = 1e-6  # added to squared norms
@@ -37,7 +37,8 @@ def normalised_gradient(xp: Any, grad: Any, row: Any, factor: Any) -> Any:
     return factor * (grad - row * xp.sum(row * grad, axis=-1, keepdims=True))
 
 
-def _softplus(xp: Any, x: Any) -> Any:
+def softplus(xp: Any, x: Any) -> Any:
+    """``log(1 + exp(x))``, without overflow."""
     return xp.maximum(x, xp.zeros_like(x)) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
@@ -105,7 +106,7 @@ class Gates:
         if flags.channelwise:
             log_decay = flags.gate_lower_bound * sigmoid(xp, amplitude * shifted)
         else:
-            log_decay = -amplitude * _softplus(xp, shifted)
+            log_decay = -amplitude * softplus(xp, shifted)
         return cls(xp.exp(log_decay), strength, log_decay, amplitude, shifted)
 
     def gradients(self, flags: Flags, xp: Any, by_decay: Any, by_strength: Any) -> tuple[Any, Any, Any, Any]:

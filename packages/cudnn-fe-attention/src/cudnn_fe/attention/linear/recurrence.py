@@ -91,7 +91,10 @@ def _put(xp: Any, total: Any, index: Any, value: Any, valid: Any) -> Any:
 
 
 def run(xp: Any, steps: Steps, states: Any, kept: Kept | None = None) -> tuple[Any, Any, Any]:
-    """The final states, the states on the way (None unless asked for), and the outputs (T, H, V)."""
+    """The final states, the states on the way (None unless asked for), and the outputs (T, H, V).
+
+    ``states`` may be changed itself.
+    """
     rows = steps.rows
 
     def step(carry: Any, t: Any) -> tuple[Any, tuple[Any, ...]]:

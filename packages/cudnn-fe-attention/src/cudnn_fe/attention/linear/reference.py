@@ -15,7 +15,7 @@ from cudnn_fe.attention.sequences import Rows, rows_of
 if TYPE_CHECKING:
     from cudnn_fe.attention.linear.op import DeltaRule, DeltaRuleBackward
 
-__all__ = ["Tokens", "backward", "expanded", "forward"]
+__all__ = ["Tokens", "backward", "expanded", "forward", "tokens_of"]
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,11 @@ def expanded(xp: Any, x: Any, updates: int, *, last: bool, fill: float) -> Any:
     return xp.reshape(xp.concat(rows, axis=1), (x.shape[0] * updates, *x.shape[1:]))
 
 
-def _tokens(problem: Any, xp: Any, named: dict[str, Any]) -> Tokens:
-    io, heads, updates = problem.q.dtype.name, problem.heads, problem.updates
+def tokens_of(problem: Any, xp: Any, named: dict[str, Any]) -> Tokens:
+    """What the recurrence reads, from the operands by name."""
+    io, heads, updates = problem.k.dtype.name, problem.heads, problem.updates
     cu = named["cu_seqlens"]
-    rows, whole = (rows_of(xp, cu * n, named["q"].shape[0] * n) for n in (updates, 1))
+    rows, whole = (rows_of(xp, cu * n, problem.g.shape[0] * n) for n in (updates, 1))
     q, g = (_of_sequences(xp, whole, wide(named[name])) for name in ("q", "g"))
     k, v, beta = (_of_sequences(xp, rows, wide(named[name])) for name in ("k", "v", "beta"))
     w = None if named.get("w") is None else _of_sequences(xp, rows, wide(named["w"]))
@@ -104,7 +105,7 @@ def forward(problem: DeltaRule, xp: Any, *given: Any) -> tuple[Any, ...]:
     """
     *operands, scale = given
     named = dict(zip(problem.operands, operands, strict=True))
-    tokens = _tokens(problem, xp, named)
+    tokens = tokens_of(problem, xp, named)
     state, indices = named["initial_state"], named.get("state_indices")
     first = None if state is None else wide(state) if indices is None else take(xp, wide(state), indices, 0)
     states = first_states(xp, _state_shape(problem), tokens.q, first)
@@ -159,7 +160,7 @@ def backward(problem: DeltaRuleBackward, xp: Any, *given: Any) -> tuple[Any, ...
     """
     *operands, scale = given
     named = dict(zip(problem.operands, operands, strict=True))
-    tokens = _tokens(problem, xp, named)
+    tokens = tokens_of(problem, xp, named)
     shape = _state_shape(problem)
     first, by_state = (
         first_states(xp, shape, tokens.q, None if x is None else wide(x))

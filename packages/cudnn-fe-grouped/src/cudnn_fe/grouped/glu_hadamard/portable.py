@@ -8,8 +8,8 @@ from cudnn_fe.core.cute.amax import clear_amax
 from cudnn_fe.core.cute.block_tiles import LanePlace
 from cudnn_fe.grouped.scaled.forward_spec import ForwardSpec
 from cudnn_fe.grouped.scaled.portable_forward import Forward, fake_arguments
+from cudnn_fe.grouped.scaled.portable_results import TileResults
 from cudnn_fe.grouped.scaled.portable_row_blocks import TransformAmax
-from cudnn_fe.grouped.scaled.results import TileResults
 
 __all__ = ["fake_arguments", "launcher"]
 

@@ -25,9 +25,9 @@ from cudnn_fe.core.cute.row_vectors import store_global
 from cudnn_fe.core.cute.small_floats import e2m1_word, has_fp8
 from cudnn_fe.grouped.glu_hadamard_quant.kernel_spec import HadamardQuantSpec
 from cudnn_fe.grouped.scaled.portable_forward import Forward, fake_numbers, fake_tensors
+from cudnn_fe.grouped.scaled.portable_results import TileResults
 from cudnn_fe.grouped.scaled.portable_row_blocks import BLOCK, RowBlocks
-from cudnn_fe.grouped.scaled.results import TileResults
-from cudnn_fe.grouped.scaled.tile_rows import expert_of
+from cudnn_fe.grouped.scaled.portable_tile_rows import expert_of
 
 __all__ = ["fake_arguments", "launcher"]
 

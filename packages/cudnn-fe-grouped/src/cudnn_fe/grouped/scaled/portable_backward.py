@@ -25,8 +25,8 @@ from cudnn_fe.grouped.dglu.portable_sums import add_column_parts, add_row_parts
 from cudnn_fe.grouped.launch_sm90 import tensors_and_scalars
 from cudnn_fe.grouped.scaled.backward_spec import PART_COLUMNS, PART_ROWS, BackwardSpec
 from cudnn_fe.grouped.scaled.portable_product import ScaledProduct, fake_codes, fake_product_scratch
-from cudnn_fe.grouped.scaled.results import MATRIX, TileResults, kept, scale_walk
-from cudnn_fe.grouped.scaled.tile_rows import TileRows, load_rows
+from cudnn_fe.grouped.scaled.portable_results import MATRIX, TileResults, kept, scale_walk
+from cudnn_fe.grouped.scaled.portable_tile_rows import TileRows, load_rows
 
 __all__ = ["fake_arguments", "launcher"]
 

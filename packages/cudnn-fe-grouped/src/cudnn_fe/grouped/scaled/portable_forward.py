@@ -24,8 +24,8 @@ from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.launch_sm90 import tensors_and_scalars
 from cudnn_fe.grouped.scaled.forward_spec import ForwardSpec
 from cudnn_fe.grouped.scaled.portable_product import ScaledProduct, fake_codes, fake_product_scratch
-from cudnn_fe.grouped.scaled.results import MATRIX, TileResults, kept, scale_walk
-from cudnn_fe.grouped.scaled.tile_rows import TileRows, load_rows
+from cudnn_fe.grouped.scaled.portable_results import MATRIX, TileResults, kept, scale_walk
+from cudnn_fe.grouped.scaled.portable_tile_rows import TileRows, load_rows
 
 __all__ = ["Forward", "fake_arguments", "fake_numbers", "fake_tensors", "launcher"]
 

@@ -25,6 +25,8 @@ __all__ = ["fake_arguments", "launcher"]
 
 _BLOCKS = 8  # on one multiprocessor: the random words are integer arithmetic, which more warps keep busy
 
+_SCALARS = {"eps": Float32, "scale": Float32, "threshold": Int32, "seed_low": Int32, "seed_high": Int32}
+
 
 class _Forward:
     def __init__(self, spec: LmsdSpec) -> None:
@@ -33,22 +35,13 @@ class _Forward:
         self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
 
     @cute.jit
-    def launch(
-        self,
-        stream: cuda.CUstream,
-        tensors: cutlass.Constexpr,
-        mask: Any,
-        eps: Float32,
-        scale: Float32,
-        threshold: Int32,
-        key: cutlass.Constexpr,
-        seed: Any,
-    ) -> None:
+    def __call__(self, stream: cuda.CUstream, *arguments: Any, **constants: Any) -> None:
+        tensors, scalars = _without_scalars(arguments, constants)
+        seed = tensors.pop(4) if cutlass.const_expr(self.spec.seed_operand) else None
+        mask = tensors.pop() if cutlass.const_expr(self.spec.dropout) else None
         x, u, weight, bias, y, mean, rstd = tensors
-        grid = ((x.shape[0] - 1) // self.plan.groups + 1, 1, 1)
-        low, high = key
-        self.kernel(x, u, weight, bias, seed, y, mean, rstd, mask, eps, scale, threshold, low, high).launch(
-            grid=grid,
+        self.kernel(x, u, weight, bias, seed, y, mean, rstd, mask, *scalars).launch(
+            grid=((x.shape[0] - 1) // self.plan.groups + 1, 1, 1),
             block=(self.groups.block, 1, 1),
             stream=stream,
             min_blocks_per_mp=_BLOCKS,
@@ -130,80 +123,17 @@ class _Forward:
         return value * (sigmoid(value, scale) if self.spec.apply_u_silu else scale)
 
 
-class _WithoutDropout(_Forward):
-    @cute.jit
-    def __call__(
-        self,
-        stream: cuda.CUstream,
-        x: cute.Tensor,
-        u: cute.Tensor,
-        weight: cute.Tensor,
-        bias: cute.Tensor,
-        y: cute.Tensor,
-        mean: cute.Tensor,
-        rstd: cute.Tensor,
-        eps: Float32,
-        scale: Float32,
-        threshold: Int32,
-        seed_low: Int32,
-        seed_high: Int32,
-    ) -> None:
-        tensors = (x, u, weight, bias, y, mean, rstd)
-        self.launch(stream, tensors, None, eps, scale, Int32(threshold), (Int32(seed_low), Int32(seed_high)), None)
-
-
-class _WithDropout(_Forward):
-    @cute.jit
-    def __call__(
-        self,
-        stream: cuda.CUstream,
-        x: cute.Tensor,
-        u: cute.Tensor,
-        weight: cute.Tensor,
-        bias: cute.Tensor,
-        y: cute.Tensor,
-        mean: cute.Tensor,
-        rstd: cute.Tensor,
-        mask: cute.Tensor,
-        eps: Float32,
-        scale: Float32,
-        threshold: Int32,
-        seed_low: Int32,
-        seed_high: Int32,
-    ) -> None:
-        tensors = (x, u, weight, bias, y, mean, rstd)
-        self.launch(stream, tensors, mask, eps, scale, Int32(threshold), (Int32(seed_low), Int32(seed_high)), None)
-
-
-class _WithSeedOperand(_Forward):
-    @cute.jit
-    def __call__(
-        self,
-        stream: cuda.CUstream,
-        x: cute.Tensor,
-        u: cute.Tensor,
-        weight: cute.Tensor,
-        bias: cute.Tensor,
-        seed: cute.Tensor,
-        y: cute.Tensor,
-        mean: cute.Tensor,
-        rstd: cute.Tensor,
-        mask: cute.Tensor,
-        eps: Float32,
-        scale: Float32,
-        threshold: Int32,
-        seed_low: Int32,
-        seed_high: Int32,
-    ) -> None:
-        tensors = (x, u, weight, bias, y, mean, rstd)
-        self.launch(stream, tensors, mask, eps, scale, Int32(threshold), (Int32(seed_low), Int32(seed_high)), seed)
+def _without_scalars(arguments: tuple[Any, ...], constants: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Tensors, and eps, scale, threshold and the seed's words: after the tensors, or by name as JAX gives them."""
+    tensors, scalars = list(arguments), [constants.get(name) for name in _SCALARS]
+    if not constants:
+        tensors, scalars = tensors[: -len(_SCALARS)], tensors[-len(_SCALARS) :]
+    return tensors, [kind(value) for kind, value in zip(_SCALARS.values(), scalars, strict=True)]
 
 
 def launcher(spec: LmsdSpec) -> Any:
     """The host function ``launch(stream, x, u, weight, bias[, seed], y, mean, rstd[, mask], scalars...)`` of a spec."""
-    if not spec.dropout:
-        return _WithoutDropout(spec)
-    return _WithSeedOperand(spec) if spec.seed_operand else _WithDropout(spec)
+    return _Forward(spec)
 
 
 def fake_arguments(spec: LmsdSpec) -> tuple[Any, ...]:

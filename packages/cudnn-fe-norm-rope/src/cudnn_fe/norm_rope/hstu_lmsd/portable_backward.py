@@ -49,15 +49,16 @@ class _Backward:
         self.shared_bytes = self.reduction + 4 * self.groups.shared_words(2)
 
     @cute.jit
-    def launch(self, stream: cuda.CUstream, tensors: cutlass.Constexpr, scale: Float32) -> None:
-        given, rows, affine, partials = tensors
-        self.kernel(*given, *rows, *partials, scale).launch(
-            grid=(partials[-1].shape[0], 1, 1),
-            block=(self.groups.block, 1, 1),
-            stream=stream,
+    def __call__(self, stream: cuda.CUstream, *arguments: Any, scale: Any = None) -> None:
+        tensors = list(arguments)
+        factor = tensors.pop() if cutlass.const_expr(scale is None) else Float32(scale)  # JAX gives it by name
+        mask = tensors.pop(7) if cutlass.const_expr(self.spec.dropout) else None
+        given, rows, rest = tensors[:7], tensors[7:9], tensors[9:]
+        affine, partials = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        self.kernel(*given, mask, *rows, partials, factor).launch(
+            grid=(partials[0].shape[0], 1, 1), block=(self.groups.block, 1, 1), stream=stream
         )
-        pairs = [pair for pair in zip(partials, affine, strict=True) if pair[0] is not None]
-        sums = [(partial, target.iterator.toint()) for partial, target in pairs]
+        sums = [(partial, target.iterator.toint()) for partial, target in zip(partials, affine, strict=True)]
         add_rows(stream, sums, self.spec.columns, "bfloat16")
 
     @cute.kernel
@@ -73,8 +74,7 @@ class _Backward:
         mask: Any,
         dx: cute.Tensor,
         du: cute.Tensor,
-        weight_partials: Any,
-        bias_partials: cute.Tensor,
+        partials: Any,
         scale: Float32,
     ) -> None:
         shared = SmemAllocator().allocate(self.shared_bytes, 16).toint()
@@ -138,9 +138,9 @@ class _Backward:
         wait_for_copies()
         cute.arch.sync_threads()  # from here on the rows' memory holds sums
         if cutlass.const_expr(self.spec.compute_dweight):
-            self.add_groups(weight_sums, weight_partials, shared, block, scale)
+            self.add_groups(weight_sums, partials[0], shared, block, scale)
             cute.arch.sync_threads()
-        self.add_groups(bias_sums, bias_partials, shared, block, scale)
+        self.add_groups(bias_sums, partials[-1], shared, block, scale)
 
     @cute.jit
     def fetch(
@@ -205,64 +205,9 @@ class _Backward:
         store_floats(at, [totals[part] for part in range(4)], Int32(quad < quads))
 
 
-def _launcher_class(dropout: bool, dweight: bool) -> type[_Backward]:
-    return {
-        (True, True): _WithBoth,
-        (True, False): _WithMask,
-        (False, True): _WithWeight,
-        (False, False): _WithNeither,
-    }[dropout, dweight]
-
-
-class _WithBoth(_Backward):
-    @cute.jit
-    def __call__(
-        self, stream: cuda.CUstream, dy: cute.Tensor, x: cute.Tensor, u: cute.Tensor, weight: cute.Tensor,
-        bias: cute.Tensor, mean: cute.Tensor, rstd: cute.Tensor, mask: cute.Tensor, dx: cute.Tensor, du: cute.Tensor,
-        dweight: cute.Tensor, dbias: cute.Tensor, weight_partials: cute.Tensor, bias_partials: cute.Tensor,
-        scale: Float32,
-    ) -> None:  # fmt: skip
-        given = (dy, x, u, weight, bias, mean, rstd, mask)
-        self.launch(stream, (given, (dx, du), (dweight, dbias), (weight_partials, bias_partials)), scale)
-
-
-class _WithMask(_Backward):
-    @cute.jit
-    def __call__(
-        self, stream: cuda.CUstream, dy: cute.Tensor, x: cute.Tensor, u: cute.Tensor, weight: cute.Tensor,
-        bias: cute.Tensor, mean: cute.Tensor, rstd: cute.Tensor, mask: cute.Tensor, dx: cute.Tensor, du: cute.Tensor,
-        dbias: cute.Tensor, bias_partials: cute.Tensor, scale: Float32,
-    ) -> None:  # fmt: skip
-        given = (dy, x, u, weight, bias, mean, rstd, mask)
-        self.launch(stream, (given, (dx, du), (None, dbias), (None, bias_partials)), scale)
-
-
-class _WithWeight(_Backward):
-    @cute.jit
-    def __call__(
-        self, stream: cuda.CUstream, dy: cute.Tensor, x: cute.Tensor, u: cute.Tensor, weight: cute.Tensor,
-        bias: cute.Tensor, mean: cute.Tensor, rstd: cute.Tensor, dx: cute.Tensor, du: cute.Tensor,
-        dweight: cute.Tensor, dbias: cute.Tensor, weight_partials: cute.Tensor, bias_partials: cute.Tensor,
-        scale: Float32,
-    ) -> None:  # fmt: skip
-        given = (dy, x, u, weight, bias, mean, rstd, None)
-        self.launch(stream, (given, (dx, du), (dweight, dbias), (weight_partials, bias_partials)), scale)
-
-
-class _WithNeither(_Backward):
-    @cute.jit
-    def __call__(
-        self, stream: cuda.CUstream, dy: cute.Tensor, x: cute.Tensor, u: cute.Tensor, weight: cute.Tensor,
-        bias: cute.Tensor, mean: cute.Tensor, rstd: cute.Tensor, dx: cute.Tensor, du: cute.Tensor,
-        dbias: cute.Tensor, bias_partials: cute.Tensor, scale: Float32,
-    ) -> None:  # fmt: skip
-        given = (dy, x, u, weight, bias, mean, rstd, None)
-        self.launch(stream, (given, (dx, du), (None, dbias), (None, bias_partials)), scale)
-
-
 def launcher(spec: LmsdSpec) -> Any:
     """The host function of a spec: operands, outputs, partial sums, scale; absent ones left out."""
-    return _launcher_class(spec.dropout, spec.compute_dweight)(spec)
+    return _Backward(spec)
 
 
 def fake_arguments(spec: LmsdSpec) -> tuple[Any, ...]:

@@ -13,8 +13,8 @@ from cudnn_fe.core.cute.block_tiles import LanePlace, Matrix, ScalePlace, store_
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.small_floats import as_float, has_fp8
 from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.grouped.scaled.portable_tile_rows import ExpertColumns, TileRows
 from cudnn_fe.grouped.scaled.result_spec import ResultSpec
-from cudnn_fe.grouped.scaled.tile_rows import ExpertColumns, TileRows
 
 __all__ = ["MATRIX", "TileResults", "kept", "scale_walk"]
 

@@ -38,9 +38,9 @@ def _specialise(problem: CausalConv1dUpdate, where: Device) -> UpdateSpec:
     # One 16-byte piece of states for each thread: more would lie too far apart for threads side by side.
     pieces = min(vector_length(1, *samples, itemsize=itemsize), _power_below(16 // (max(lanes, 1) * itemsize)))
     whole_states = few and not ring and lanes > 0 and lie_whole(pieces, problem.conv_state)
-    vector = pieces if whole_states else vector_length(1, *samples, problem.conv_state, itemsize=itemsize)
-    if not few:
-        vector = 1
+    # Eight bytes: a step is as long as its threads' own work, of which twice as many have half.
+    apart = min(vector_length(1, *samples, problem.conv_state, itemsize=itemsize), max(8 // itemsize, 1))
+    vector = 1 if not few else pieces if whole_states else apart
     return UpdateSpec(
         x_dtype=problem.x.dtype.name,
         weight_dtype=problem.weight.dtype.name,

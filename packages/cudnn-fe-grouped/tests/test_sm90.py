@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, Any]] = {
     "dgeglu": ("dglu", RowsSpec(gemm(*BACK), "geglu", c_dtype=B, wanted=frozenset({"activation"}))),
     "wgrad": ("wgrad", WgradSpec(gemm(B, **SUMS))),
     "wgrad added": ("wgrad", WgradSpec(gemm("float32", tile=STACKED, **SUMS), adds=True)),
+    "wgrad added at addresses": ("wgrad", WgradSpec(gemm(B, **SUMS), adds=True, addresses="int64")),
     "wgrad at addresses": ("wgrad", WgradSpec(gemm(B, **SUMS), addresses="uint8")),
 }
 

@@ -28,14 +28,14 @@ part memcheck 90 compute-sanitizer --tool memcheck --report-api-errors no --erro
 part host 60 "$python" tools/host_time.py --json "$out/host_time.json"
 part gemm 120 "$python" -m cudnn._cli bench matmul --rounds 9 --json "$out/h200_matmul.json"
 part swiglu 150 "$python" -m cudnn._cli bench gemm_swiglu_forward --rounds 9 --json "$out/h200_gemm_swiglu_forward.json"
-for op in grouped_gemm_forward grouped_gemm_glu_forward grouped_gemm_wgrad_forward \
+for op in grouped_gemm_forward grouped_gemm_glu_forward grouped_gemm_glu_backward grouped_gemm_wgrad_forward \
     causal_conv1d causal_conv1d_backward causal_conv1d_update \
+    block_scale_quantize block_scale_dequantize \
+    gemm_amax_forward gemm_srelu_forward gemm_srelu_backward gemm_swiglu_scaled_forward gemm_proj_rope_mxfp8_forward \
     rmsnorm_rht_amax_forward rmsnorm_silu_forward tail_rope_forward vision_rope_backward rope_qdq_inplace_forward \
     engram_gate_saved_forward engram_gate_saved_backward hstu_lmsd_forward hstu_lmsd_backward; do
     part "$op" 90 "$python" -m cudnn._cli bench "$op" --rounds 9 --json "$out/h200_$op.json"
 done
-part quantise 60 "$python" benchmarks/block_scale.py "$out/h200_block_scale.json"
-part scaled 60 "$python" benchmarks/scaled_gemm.py "$out/h200_scaled_gemm.json"
 part demo 90 "$python" -m cudnn._cli demo
 part demo_jax 120 "$python" -m cudnn._cli demo --framework jax
 exit $failed

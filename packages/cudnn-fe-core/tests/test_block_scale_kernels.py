@@ -34,13 +34,16 @@ NVFP4 = replace(
 )  # fmt: skip
 NARROW = replace(BOTH, x_dtype="float32", element="float8_e5m2", codes_dtype="float8_e5m2", packed=False, x_access=1,
                  scales_rank=3, norm_rank=None, out_access=1, amax=False)  # fmt: skip
+PAIRS = replace(
+    BOTH, element="float4_e2m1fn", column_recipe="epilogue", codes_dtype="float4_e2m1fn", norm_rank=None, amax=False
+)
 ROWS = DequantizeSpec(
     "float8_e4m3fn", "float8_e4m3fn", "float8_e8m0fnu", 32, columns=False, packed=True, scales_dtype="float8_e8m0fnu",
     scales_rank=6, factor_rank=None, out_dtype="bfloat16", in_access=8, out_access=8, arch="sm_90a",
 )  # fmt: skip
 COLUMNS = replace(ROWS, codes_dtype="uint8", element="float4_e2m1fn", columns=True, packed=False, scales_dtype="uint8",
                   scales_rank=3, factor_rank=1, out_dtype="float16", in_access=2, out_access=2)  # fmt: skip
-SPECS = {"quantizer": (BOTH, NVFP4, NARROW), "dequantizer": (ROWS, COLUMNS)}
+SPECS = {"quantizer": (BOTH, NVFP4, NARROW, PAIRS), "dequantizer": (ROWS, COLUMNS)}
 NEWER = re.compile(r"wgmma|tcgen05|mbarrier|cp\.async\.bulk|cluster|stmatrix|e4m3|e5m2|e2m1|ue8m0")
 
 
@@ -57,7 +60,7 @@ def test_compiles(folder: str, spec: QuantizeSpec | DequantizeSpec, arch: str, t
     found = set(re.findall(r"[a-z][a-z0-9_:]*(?:\.[a-z0-9_:]+)+", text))
     if arch == "sm_80":
         assert not [name for name in found if NEWER.search(name)]
-    if spec in (BOTH, NVFP4):
+    if spec in (BOTH, NVFP4, PAIRS):
         assert "ld.global.v4.b32" in found
     if spec is BOTH and arch != "sm_80":
         assert "cvt.rn.satfinite.e4m3x2.f32" in found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudnn_fe.core.device import Device
-from cudnn_fe.core.row_plan import StreamPlan, norm_plan, row_plan, stream_plan
+from cudnn_fe.core.row_plan import row_plan, stream_plan
 
 # One vector, odd counts, powers of two and their neighbours, what one CTA cannot hold, what no cluster can.
 WIDTHS = [8, 24, 1016, 4096, 4104, 7168, 8192, 8200, 16384, 65536, 100000, 262144, 1 << 20]
@@ -52,18 +52,6 @@ def test_runs_of_vectors_stay_in_one_thread() -> None:
         plan = row_plan(columns, run=2)
         assert plan.vectors % 2 == 0
         assert plan.threads * plan.vectors * plan.tiles >= plan.part
-
-
-def test_only_wide_aligned_rows_on_large_chips_stream() -> None:
-    assert isinstance(norm_plan(16384, HOPPER, 16), StreamPlan)
-    for columns, where, width in (
-        (8192, HOPPER, 16),
-        (16384, HOPPER, 8),
-        (1 << 20, HOPPER, 16),
-        (16384, Device("cuda:0", (12, 0), 188), 16),
-        (16384, Device("cuda:0", (8, 0), 108), 16),
-    ):
-        assert norm_plan(columns, where, width) == row_plan(columns, clusters=where.capability >= (9, 0))
 
 
 def test_clusters_serve_rows_that_one_block_cannot_hold() -> None:

@@ -264,18 +264,16 @@ def test_legacy_signatures(name: str, parameters: str) -> None:
     assert list(inspect.signature(getattr(cudnn, name)).parameters) == parameters.split()
 
 
-def test_a_gpu_runs_the_reference_with_one_warning(cases: Cases) -> None:
+@pytest.mark.parametrize(("capability", "backend"), [((9, 0), "sm90"), ((8, 0), "portable"), ((10, 0), "portable")])
+def test_a_gpu_runs_a_kernel(cases: Cases, capability: tuple[int, int], backend: str) -> None:
     case = cases["mxfp8_e4m3", L]
     options = {"c_major": "n", "c_dtype": "float32", "acc_dtype": "float32", "mma_tiler_mn": (128, 128)}
     names = ("a", "b", "sfa", "sfb")
     specs = [spec_of(x, name) for name, x in zip(names, case.operands("torch"), strict=True)]
     problem = AMAX.bind(*specs, **options, cluster_shape_mn=(1, 1), sf_vec_size=32)
-    hopper = Device("cuda:0", (9, 0), 132, "H200")
-    with pytest.warns(UserWarning, match="gemm_amax_forward has no GPU kernels"):
-        assert choose(AMAX, problem, on=hopper).backend == "reference"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose(AMAX, problem, on=hopper).backend == "reference"
+        assert choose(AMAX, problem, on=Device("cuda:0", capability, 132, "a GPU")).backend == backend
 
 
 def test_names_below_ops() -> None:

@@ -68,6 +68,22 @@ def test_forward_expert_by_expert(routing: str, backend: str) -> None:
         assert not bool(result[case.end :].any()), "rows past the end are not zeros"
 
 
+def test_long_sums_expert_by_expert() -> None:
+    """Tiles for many rows and a long K: groups of none, one row and several tiles, columns that fill none evenly."""
+    serves("sm90")
+    k = 4096
+    case = Case([0, 900, 1, 700, 0, 257], 50, k=k, n=1088)
+    pre = case.product()
+    prob = case.prob[: case.end, None].double()
+    d, _ = unfused(case, "sm90")
+    assert case.worst(d, pre * prob) <= gemm_tolerance(k, case.kind, "bfloat16")
+    out = glu(case, "sm90", generate_c=True)
+    assert case.worst(out["c_tensor"], pre) <= gemm_tolerance(k, case.kind, "bfloat16")
+    assert case.worst(out["d_tensor"], activated(pre, "swiglu") * prob) <= c_tolerance(k, case.kind, "bfloat16")
+    for result in (d, out["c_tensor"], out["d_tensor"]):
+        assert not bool(result[case.end :].any()), "rows past the end are not zeros"
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_biases_and_geglu(backend: str) -> None:
     """With a bias, prob scales it alone in the unfused op, and the activation in the fused one."""

@@ -27,6 +27,7 @@ from cudnn_fe.grouped.wgrad.op import WGRAD
 from cudnn_fe_testkit.compare import gemm_tolerance
 from cudnn_fe_testkit.grouped_gpu import (
     CUDA,
+    DERIVATIVE,
     LARGE,
     UNIT,
     Case,
@@ -40,6 +41,7 @@ from cudnn_fe_testkit.grouped_gpu import (
     worst_matrix,
 )
 from cudnn_fe_testkit.on_gpu import poison
+from cudnn_fe_testkit.swiglu import c_tolerance
 
 pytestmark = pytest.mark.gpu
 BACKENDS = [kernel.backend for kernel in UNFUSED.kernels]
@@ -54,15 +56,21 @@ def _poisoned() -> Iterator[None]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_random_routings(backend: str) -> None:
-    """500 routings of 512 rows to 1 to 64 experts, everything queued without waiting, then compared; no hang."""
+    """500 routings of 512 rows to 1 to 64 experts through all four, queued without waiting, then compared; no hang."""
     serves(backend)
     rng = np.random.default_rng(0)
     rows, k, n = 512, 64, 64
     a, b = random(rows, k, seed=1), random(64, n, k, seed=2, scale=k**-0.5)
     ones, dy = torch.ones(rows, device=CUDA), random(rows, n, seed=3)
+    c = random(rows, 2 * n, seed=4)
+    pre = c.double().requires_grad_()
+    value = activated(pre, "swiglu")
+    (slope,) = torch.autograd.grad(value.sum(), pre)
+    value = value.detach()
+    slope = slope.view(rows, n // 32, 2, 32)
     worst = torch.zeros((), device=CUDA, dtype=torch.float64)
     every = torch.arange(rows, device=CUDA)
-    tolerances = gemm_tolerance(k, "bfloat16", "float32"), gemm_tolerance(rows, "bfloat16", "float32")
+    of_products, of_sums = gemm_tolerance(k, "bfloat16", "float32"), gemm_tolerance(rows, "bfloat16", "float32")
     for _ in range(500):
         experts, end = int(rng.integers(1, 65)), int(rng.integers(0, rows + 1))
         counts = rng.multinomial(end, rng.dirichlet(np.full(experts, 0.3)))
@@ -72,12 +80,25 @@ def test_random_routings(backend: str) -> None:
         d, _ = grouped_gemm_forward(a, ends, alpha, b[:experts], **options)
         weights: dict[str, Any] = {"wgrad_dtype": "float32", "backend": backend}
         (w,) = grouped_gemm_wgrad_forward(dy.T, a, None, None, ends, **weights)
+        gated = grouped_gemm_glu_forward(a, None, ends, alpha, b[:experts], **options)["d_tensor"]
+        one, dprob = alpha, torch.zeros(rows, device=CUDA)
+        back = grouped_gemm_glu_backward(
+            a, c, None, ends, alpha, one, ones, dprob, b[:experts], d_dtype="float32", backend=backend
+        )["d_row_tensor"]
         owner = torch.searchsorted(ends, every.int(), right=True)
         inside = torch.nn.functional.one_hot(owner, experts + 1)[:, :experts].double()
         exact = torch.einsum("me,mk,enk->mn", inside, a.double(), b[:experts].double())
         exact_w = torch.einsum("me,mn,mk->enk", inside, dy.double(), a.double())
-        for got, wanted, allowed in ((d, exact, tolerances[0]), (w, exact_w, tolerances[1])):
-            size = wanted.flatten(1).norm(dim=1)
+        exact_back = (exact.view(rows, n // 32, 1, 32) * slope).flatten(1)
+        terms = exact * value  # of dprob, which may cancel
+        for got, wanted, allowed, against in (
+            (d, exact, of_products, exact),
+            (w, exact_w, of_sums, exact_w),
+            (gated, exact_gated := activated(exact, "swiglu"), c_tolerance(k, "bfloat16", "float32"), exact_gated),
+            (back, exact_back, of_products + DERIVATIVE, exact_back),
+            (dprob[:, None], terms.sum(1, keepdim=True), 2 * (of_products + DERIVATIVE), terms),
+        ):
+            size = against.flatten(1).norm(dim=1)
             error = (got.double() - wanted).flatten(1).norm(dim=1)
             # Each row, and each expert's matrix: twice what a whole result may have; zeros where no rows are.
             share = torch.where(size == 0, error * 1e9, error / size.clamp(min=1e-300))
@@ -168,7 +189,8 @@ def test_no_synchronisation(backend: str) -> None:
 
     def train() -> None:
         hidden = glu(case, backend, bias_tensor=case.bias)["d_tensor"]
-        hidden.float().sum().backward()
+        plain, _ = unfused(case, backend, bias_tensor=case.bias)
+        (hidden.float().sum() + plain.float().sum()).backward()
 
     run()
     train()
@@ -260,6 +282,35 @@ def test_jax_jit_and_grad_on_the_gpu() -> None:
         for got, leaf in zip(grads[1:], leaves, strict=True):
             assert leaf.grad is not None
             assert worst_matrix(on_gpu(got), leaf.grad) <= tolerance
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("experts", [1, 1024])
+def test_as_few_and_as_many_experts_as_there_may_be(experts: int, backend: str) -> None:
+    """Through all four; in the large case experts of no, one and two rows."""
+    serves(backend)
+    counts = [i % 3 for i in range(experts)] if experts > 1 else [1000]
+    case = Case(counts, 7, k=64, n=64)
+    hidden = glu(case, backend, c_dtype="float32", d_dtype="float32", generate_c=True)
+    pre, prob = case.product(), case.prob[: case.end, None].double()
+    few = 2  # times the tolerance of thousands of elements: a row has 64, and a gated one 32
+    assert case.worst(hidden["c_tensor"], pre) <= few * gemm_tolerance(64, case.kind, "float32")
+    gated = activated(pre, "swiglu") * prob
+    assert case.worst(hidden["d_tensor"], gated) <= few * c_tolerance(64, case.kind, "float32")
+    back, ones = random(experts, 32, 64, seed=11, scale=0.125), torch.ones(experts, device=CUDA)
+    gradient = grouped_gemm_glu_backward(
+        case.a, hidden["c_tensor"], None, case.ends, ones, ones, case.prob, torch.zeros(case.m, device=CUDA), back,
+        generate_dbias=True, d_dtype="float32", backend=backend,
+    )  # fmt: skip
+    held = hidden["c_tensor"][: case.end].double().requires_grad_()
+    (wanted,) = torch.autograd.grad((activated(held, "swiglu") * case.times(case.a, back) * prob).sum(), held)
+    tolerance = few * (gemm_tolerance(64, case.kind, "float32") + DERIVATIVE)
+    assert case.worst(gradient["d_row_tensor"], wanted) <= tolerance
+    dbias = case.sums(torch.ones(case.m, 1, device=CUDA), wanted).transpose(1, 2)
+    assert worst_matrix(gradient["dbias_tensor"], dbias) <= few * (UNIT + tolerance)
+    dy = random(case.m, 64, seed=9)
+    (w,) = grouped_gemm_wgrad_forward(dy.T, case.a, None, None, case.ends, wgrad_dtype="float32", backend=backend)
+    assert worst_matrix(w, case.sums(dy, case.a)) <= few * gemm_tolerance(max(counts), case.kind, "float32")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -6,7 +6,12 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cudnn_fe.grouped import grouped_gemm_forward, grouped_gemm_glu_backward, grouped_gemm_wgrad_forward
+from cudnn_fe.grouped import (
+    grouped_gemm_forward,
+    grouped_gemm_glu_backward,
+    grouped_gemm_glu_forward,
+    grouped_gemm_wgrad_forward,
+)
 from cudnn_fe_testkit.moe import ends_of, halves, products, weight_gradients
 
 K, N = 3, 32
@@ -36,6 +41,13 @@ def test_random_routings(routing: tuple[list[int], int, int]) -> None:
     grouped_gemm_forward(a, ends, ones, b, prob_tensor=prob, d_dtype="float32", d_tensor=buffer)
     assert np.array_equal(buffer[: ends[-1]], exact[: ends[-1]])
     assert (buffer[ends[-1] :] == 9).all()  # never written
+
+    both = np.concatenate((b, b), axis=1)  # the same gates and ups
+    half = grouped_gemm_glu_forward(a, None, ends, ones, both, prob_tensor=prob, d_dtype="float32")["d_tensor"]
+    # exp, and four float32 operations.
+    square = np.square(exact) / (1 + np.exp(-exact))
+    assert (np.abs(half - square)[: ends[-1]] <= 2.0**-20 * square[: ends[-1]]).all()
+    assert not half[ends[-1] :].any()
 
     (w,) = grouped_gemm_wgrad_forward(a.T, a, None, None, ends, wgrad_dtype="float32")
     wide = a.astype(np.float64)

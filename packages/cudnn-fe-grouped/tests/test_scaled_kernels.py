@@ -14,11 +14,16 @@ from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.registry import ops
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.core.toolchain import missing_toolchain
+from cudnn_fe.grouped import grouped_gemm_swiglu_jax_forward
 from cudnn_fe.grouped.discrete_swiglu.op import FORWARD as DISCRETE
+from cudnn_fe.grouped.glu_hadamard.op import FORWARD as HADAMARD
+from cudnn_fe.grouped.glu_hadamard_quant.op import FORWARD as HADAMARD_QUANT
 from cudnn_fe.grouped.glu_scaled.op import SCALED as GLU
 from cudnn_fe.grouped.quant.op import FORWARD as QUANT
+from cudnn_fe.grouped.scaled.forward import ScaledForward
 from cudnn_fe.grouped.scaled.forward_spec import ForwardSpec
 from cudnn_fe.grouped.srelu.op import FORWARD as SRELU
 from cudnn_fe.grouped.swiglu.op import FORWARD as SWIGLU
@@ -43,7 +48,9 @@ def scales(format: Any, rows: int, count: int = 1) -> TensorSpec:
     return tensor((count * math.prod(scale_shape(rows, -(-K // format.block))),), format.scale.name)
 
 
-def problem(op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, discrete: bool = False, **options: Any) -> Problem:
+def problem(
+    op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, n: int = N, discrete: bool = False, **options: Any
+) -> Problem:
     format = KINDS[kind]
     fp4 = format.element.bits == 4
     k, element = K // 2 if fp4 else K, "float4_e2m1fn" if fp4 else format.element.name
@@ -59,10 +66,10 @@ def problem(op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, discrete: bool =
         "tanh_clamp_scale": None,
     }
     bias, row_scale = options.pop("bias", None), options.pop("row_scale", False)
-    b, sfb = tensor((L, N, k), element, options.pop("order", None)), scales(format, N, L)
+    b, sfb = tensor((L, n, k), element, options.pop("order", None)), scales(format, n, L)
     if discrete:
         b = sfb = tensor((L,), "int64")
-        named |= {"n": N, "n_major": False}
+        named |= {"n": n, "n_major": False}
     named |= options
     return op.bind(
         tensor((M, k), element),
@@ -73,10 +80,18 @@ def problem(op: Op, epilogue: str, kind: str = "mxfp8_e4m3", *, discrete: bool =
         tensor((L,)),
         tensor((M,), "bfloat16") if epilogue == "srelu" else tensor((M,)),
         None if fp4 else tensor((1,)),
-        None if bias is None else tensor((N, L), bias, (0, 1)),
+        None if bias is None else tensor((n, L), bias, (0, 1)),
         tensor((M,)) if row_scale else None,
+        *([tensor((16, 16), "bfloat16")] if op is HADAMARD else []),
         **named,
     )
+
+
+def hadamard_quant(**options: Any) -> Problem:
+    """All results in FP4, along rows and along columns."""
+    fp4 = "float4_e2m1fn"
+    named = {"d_dtype": fp4, "rht_rowwise_dtype": fp4, "rht_colwise_dtype": fp4, "glu_alpha": 2.0, "glu_limit": 3.0}
+    return problem(HADAMARD_QUANT, "geglu", "nvfp4", n=256, **named, **options)
 
 
 PROBLEMS: dict[str, tuple[Op, Problem]] = {
@@ -87,6 +102,8 @@ PROBLEMS: dict[str, tuple[Op, Problem]] = {
     "discrete, geglu, MXFP4": (DISCRETE, problem(DISCRETE, "geglu", "mxfp4", discrete=True)),
     "discrete, n-major": (DISCRETE, problem(DISCRETE, "swiglu", discrete=True, n_major=True)),
     "srelu, bounded": (SRELU, problem(SRELU, "srelu", "mxfp8_e5m2", tanh_clamp_scale=16.0, zero_tail=False)),
+    "hadamard, a matrix": (HADAMARD, problem(HADAMARD, "swiglu", "nvfp4")),
+    "hadamard, quantised": (HADAMARD_QUANT, hadamard_quant()),
 }
 CASES = [
     *[("quant", "portable", arch) for arch in CHIPS],
@@ -96,6 +113,8 @@ CASES = [
     ("discrete, geglu, MXFP4", "portable", "sm_80"),
     ("discrete, n-major", "portable", "sm_90a"),
     ("srelu, bounded", "portable", "sm_100a"),
+    ("hadamard, a matrix", "portable", "sm_120a"),
+    ("hadamard, quantised", "portable", "sm_80"),
 ]
 
 
@@ -109,7 +128,9 @@ def test_compiles(name: str, backend: str, arch: str) -> None:
 
 
 def test_every_op_and_target_is_compiled() -> None:
-    assert {op.name for op, _ in PROBLEMS.values()} == {op.name for op in (QUANT, GLU, SWIGLU, DISCRETE, SRELU)}
+    assert {op.name for op, _ in PROBLEMS.values()} == {
+        op.name for op in ops(public=False) if issubclass(op.problem, ScaledForward)
+    }
     assert {name for name, *_ in CASES} == set(PROBLEMS)
     assert {target for kernel in QUANT.kernels for target in kernel.targets} == {arch for *_, arch in CASES}
 
@@ -150,3 +171,21 @@ def _longer(call: Any) -> list[TensorSpec | None]:
         found[place] = tensor((2 * M, *spec.shape[1:]), spec.dtype.name)
     found[2] = scales(format, 2 * M)
     return found
+
+
+@compiler
+def test_jax_lowers_a_kernel_with_numbers_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")  # read once: a test before this may have compiled for another
+    a, b = jnp.ones((128, 64), jnp.float8_e4m3fn), jnp.ones((2, 64, 64), jnp.float8_e4m3fn)
+    sfa, sfb = (jnp.ones((count, 1, 1, 32, 4, 4), jnp.float8_e8m0fnu) for count in (1, 2))
+
+    def forward(a: Any, ends: Any) -> Any:
+        one = jnp.ones(2)
+        return grouped_gemm_swiglu_jax_forward(
+            a, b, sfa, sfb, ends, one, jnp.ones(128), one[:1], d_dtype="float8_e4m3fn", backend="portable"
+        )
+
+    traced = jax.jit(forward).trace(a, jnp.asarray([5, 128], jnp.int32))
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @CuteDSL") == 1

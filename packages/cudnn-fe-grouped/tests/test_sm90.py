@@ -18,7 +18,7 @@ from cudnn_fe.core.toolchain import missing_toolchain
 from cudnn_fe.grouped.dglu.op import BACKWARD
 from cudnn_fe.grouped.glu.op import FORWARD as GLU
 from cudnn_fe.grouped.kernel_spec import RowsSpec, WgradSpec
-from cudnn_fe.grouped.tiles import ALONE, PAIRED, SHORT, SHORT_WIDE, STACKED, choose_rows_tile, choose_sum_tile
+from cudnn_fe.grouped.tiles import ALONE, BROAD, PAIRED, SHORT, SHORT_WIDE, STACKED, choose_rows_tile, choose_sum_tile
 from cudnn_fe.grouped.unfused.op import FORWARD as UNFUSED
 from cudnn_fe.grouped.wgrad.op import WGRAD
 from cudnn_fe_testkit.machine_code import stack_bytes
@@ -39,18 +39,21 @@ SUMS: dict[str, Any] = {"a_major": "mn", "b_major": "mn"}
 BACK = (B, "float32", B, B)
 CASES: dict[str, tuple[str, Any]] = {
     "plain": ("unfused", RowsSpec(gemm(B, B))),
+    "plain, broad": ("unfused", RowsSpec(gemm(B, B, tile=BROAD))),
     "n-major weights": ("unfused", RowsSpec(gemm(B, B, b_major="mn", tile=SHORT_WIDE))),
     "float32 results, bias": (
         "unfused",
         RowsSpec(gemm("float32", "float32", kind="float16"), bias_dtype="float32", wanted=frozenset({"c"})),
     ),
     "addresses": ("unfused", RowsSpec(gemm(B, B, tile=SHORT), addresses="int64", zero_tail=False)),
+    "swiglu, broad": ("glu", RowsSpec(gemm(B, B, tile=BROAD), "swiglu", wanted=frozenset({"c"}))),
     "swiglu": ("glu", RowsSpec(gemm(B, B), "swiglu", wanted=frozenset({"c"}))),
     "geglu": ("glu", RowsSpec(gemm(B, B, tile=ALONE), "geglu", bias_dtype=B)),
     "dswiglu": ("dglu", RowsSpec(gemm(*BACK, b_major="mn"), "swiglu", c_dtype=B, wanted=frozenset({"dbias"}))),
     "dgeglu": ("dglu", RowsSpec(gemm(*BACK), "geglu", c_dtype=B, wanted=frozenset({"activation"}))),
     "wgrad": ("wgrad", WgradSpec(gemm(B, **SUMS))),
     "wgrad added": ("wgrad", WgradSpec(gemm("float32", tile=STACKED, **SUMS), adds=True)),
+    "wgrad added at addresses": ("wgrad", WgradSpec(gemm(B, **SUMS), adds=True, addresses="int64")),
     "wgrad at addresses": ("wgrad", WgradSpec(gemm(B, **SUMS), addresses="uint8")),
 }
 
@@ -71,6 +74,15 @@ def test_compiles_to_wgmma_and_tma(name: str, tmp_path: Path) -> None:
         assert atomic not in ptx, "the order of a sum depends on timing"
     for cubin in tmp_path.glob("*.cubin"):
         assert stack_bytes(cubin.read_bytes()) == 0, "registers are spilled"
+
+
+@needs_compiler
+@pytest.mark.parametrize("tile", [replace(SHORT, split_k=2), replace(SHORT, n=32)])
+def test_an_epilogue_that_reads_wants_whole_sums_and_pairs_of_blocks(tile: GemmTile) -> None:
+    from cudnn_fe.grouped.dglu.sm90 import launcher  # needs the DSL
+
+    with pytest.raises(ValueError, match="reads wants an even number of blocks, and all of K"):
+        launcher(RowsSpec(gemm(*BACK, tile=tile), "swiglu", c_dtype=B))
 
 
 def tensor(shape: tuple[int, ...], kind: str = B, order: tuple[int, ...] | None = None, **more: Any) -> TensorSpec:
@@ -158,13 +170,14 @@ def test_weights_at_addresses_need_whole_rows() -> None:
 
 def test_extents_enter_the_tile_alone() -> None:
     kernel = hopper(GLU)
-    found = {
+    specs = {
         kernel.specialise(rows(GLU, m=m, n=n, k=k), H200)
         for m in (512, 70_000)
         for n in (512, 4096)
         for k in (64, 7168)
     }
-    assert len(found) == 1
+    assert len(specs) == 2
+    assert len({replace(spec, gemm=replace(spec.gemm, tile=None)) for spec in specs}) == 1
 
 
 def test_scratch_holds_every_part() -> None:
@@ -176,21 +189,23 @@ def test_scratch_holds_every_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "groups", "n", "tile"),
+    ("rows", "groups", "n", "k", "tile"),
     [
-        (8 * 2048, 8, 14336, PAIRED),
-        (64 * 256, 64, 2816, PAIRED),
-        (64 * 2, 64, 2816, SHORT_WIDE),  # as many tiles as multiprocessors, however wide
-        (8 * 2, 8, 2048, SHORT),
-        (256 * 16, 256, 4096, SHORT),
-        (256 * 64, 256, 4096, PAIRED),  # some groups have more
-        (1, 1024, 4096, SHORT),  # one group has a row, whatever their number
-        (4096, 8, 384, ALONE),  # one of two CTAs that share rows would idle at the third column of tiles
-        (4096, 8, 1408, PAIRED),
+        (8 * 2048, 8, 14336, 4096, BROAD),
+        (8 * 2048, 8, 14336, 2048, PAIRED),  # K too short to pay for its epilogues
+        (256 * 64, 256, 4096, 7168, PAIRED),
+        (64 * 256, 64, 2816, 2048, PAIRED),
+        (64 * 2, 64, 2816, 2048, SHORT_WIDE),  # as many tiles as multiprocessors, however wide
+        (8 * 2, 8, 2048, 2048, SHORT),
+        (256 * 16, 256, 4096, 2048, SHORT),
+        (256 * 64, 256, 4096, 2048, PAIRED),  # some groups have more
+        (1, 1024, 4096, 2048, SHORT),  # one group has a row, whatever their number
+        (4096, 8, 384, 2048, ALONE),  # one of two CTAs that share rows would idle at the third column of tiles
+        (4096, 8, 1408, 2048, PAIRED),
     ],
 )
-def test_tile_of_rows(rows: int, groups: int, n: int, tile: GemmTile) -> None:
-    assert choose_rows_tile(rows, groups, n, 132) == replace(tile, early_launch=True, persistent_ctas=132)
+def test_tile_of_rows(rows: int, groups: int, n: int, k: int, tile: GemmTile) -> None:
+    assert choose_rows_tile(rows, groups, n, k, 132) == replace(tile, early_launch=True, persistent_ctas=132)
 
 
 def test_tile_of_sums() -> None:

@@ -135,7 +135,11 @@ def check_quantised(values: Any, scales: Any, wanted: Any, bound: Any, norm: flo
         edge = 2.0 ** np.maximum(np.ceil(np.log2(np.maximum(ideal, 2.0**-127))), -127)
         assert compare(edge, scales).all(), "scales are not the amax of their block, rounded up"
     wide = scales.repeat(32, -1)[:, :columns] / norm
-    finest = {"float8_e4m3fn": (2.0**-4, 2.0**-10), "float8_e5m2": (2.0**-3, 2.0**-17)}.get(kind, (2.0**-8, 0.0))
+    finest = {
+        "float8_e4m3fn": (2.0**-4, 2.0**-10),
+        "float8_e5m2": (2.0**-3, 2.0**-17),
+        "float16": (2.0**-11, 2.0**-25),
+    }.get(kind, (2.0**-8, 0.0))
     step = finest[0] * (np.abs(wanted) + bound) + finest[1] * wide
     assert (np.abs(values * wide - wanted) <= step * (1 + 2.0**-20) + bound + 1e-30).all()
 

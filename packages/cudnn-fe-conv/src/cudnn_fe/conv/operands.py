@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from cudnn_fe.core.errors import DTypeError, StrideError
@@ -82,14 +83,23 @@ def vector_length(dim: int, *specs: TensorSpec, itemsize: int) -> int:
     return length
 
 
-def lie_whole(tensor: TensorSpec, channels: int) -> bool:
-    """Whether the taps or lanes (..., D, L) of so many neighbouring channels are an aligned piece for vector loads."""
-    count, size = tensor.shape[-1], tensor.dtype.itemsize
+def lie_whole(channels: int, *tensors: TensorSpec | None) -> bool:
+    """Whether what so many neighbouring channels have in each tensor is an aligned piece for vector loads.
+
+    Args:
+        channels: How many.
+        tensors: Taps (D, W), states (S, D, L), a bias (D,) or none.
+    """
+    return all(tensor is None or _lies_whole(channels, tensor) for tensor in tensors)
+
+
+def _lies_whole(channels: int, tensor: TensorSpec) -> bool:
+    at = max(tensor.ndim - 2, 0)  # the dim of channels
+    count, size = prod(tensor.shape[at + 1 :]), tensor.dtype.itemsize
     piece = channels * count * size
     aligned = min(piece & -piece, _VECTOR_BYTES)
-    compact = (count == 1 or tensor.strides[-1] == 1) and tensor.strides[-2] == count
-    outer = all(step * size % aligned == 0 for step in tensor.strides[:-2])
-    return compact and outer and tensor.alignment >= aligned
+    compact = tensor.strides[at] == count and (count == 1 or tensor.strides[-1] == 1)
+    return compact and tensor.alignment >= aligned and all(step * size % aligned == 0 for step in tensor.strides[:at])
 
 
 def canonical_activation(given: Any) -> str | None:

@@ -184,7 +184,7 @@ def keep_rows(held: Any, rows: list[list[Any]], first: int = 0) -> None:
 def load_taps(spec: Any, weight: Any, channel: Any, count: int) -> list[list[Any]]:
     """Taps of ``count`` channels by (tap, channel), oldest first."""
     width = spec.width
-    if spec.whole_taps and count == spec.vector:
+    if spec.whole_parameters and count == spec.vector:
         whole = read(spec, weight.element_type, column(weight, channel), count * width)
         return [[whole[i * width + tap] for i in range(count)] for tap in range(width)]
     return [
@@ -193,10 +193,12 @@ def load_taps(spec: Any, weight: Any, channel: Any, count: int) -> list[list[Any
     ]
 
 
-def load_shift(spec: Typed, bias: Any, channel: Any, count: int) -> Any:
+def load_shift(spec: Any, bias: Any, channel: Any, count: int) -> Any:
     """The bias of ``count`` channels, or None."""
     if bias is None:
         return None
+    if spec.whole_parameters and count == spec.vector:
+        return read(spec, bias.element_type, column(bias, channel), count)
     return [read(spec, bias.element_type, column(bias, channel + i), 1)[0] for i in range(count)]
 
 

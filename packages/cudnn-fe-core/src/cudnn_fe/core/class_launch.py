@@ -157,42 +157,43 @@ def flat(launch: Launch, input_count: int, output_count: int, arrange: Callable[
 
 
 def repeated(launch: Launch, function: Launch, specs: Sequence[TensorSpec | None], scalars: int, index: int) -> Launch:
-    """``launch``, with a short way for the tensors of the last call, where their layout is still the samples'.
+    """``launch``, with a short way for the tensors of the last call, where they are still as they were then.
 
-    The short way is made as text: loops over the tensors would double what it costs. It asks torch for shape and
-    strides in one step, at a third of reading both through Python. Whatever it finds amiss, ``launch`` explains.
+    The short way is made as text: loops over the tensors would double what it costs. Type, device, shape and strides of
+    all of them are compared in one step of torch's. Whatever it finds amiss, ``launch`` explains.
     """
     import torch
 
     from cudnn_fe.core.torch import current_device
 
-    elsewhere = cuda_device_count() > 1  # another device may be current
-    scope: dict[str, Any] = {"function": function, "launch": launch, "current_device": current_device}
-    scope["agrees"] = torch._C._dynamo.guards.assert_size_stride
     names = [f"t{i}" for i in range(len(specs))]
-    there = [(name, spec) for name, spec in zip(names, specs, strict=True) if spec is not None]
-    for name, spec in there:
-        scope |= {f"shape_{name}": spec.shape, f"strides_{name}": spec.strides, f"last_{name}": lambda: None}
+    there = [name for name, spec in zip(names, specs, strict=True) if spec is not None]
+    scope: dict[str, Any] = {"function": function, "launch": launch, "current_device": current_device}
+    scope["unchanged"] = lambda *_: False
 
     def remember(*tensors: Any) -> None:
-        for name, tensor in zip(names, tensors, strict=True):
-            if isinstance(tensor, torch.Tensor):
+        if all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            for name, tensor in zip(there, tensors, strict=True):
                 scope[f"last_{name}"] = weakref.ref(tensor)  # an id alone may pass to another tensor
+            shapes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+            guards: Any = torch._C._dynamo.guards.TensorGuards  # its stub wants flat lists
+            scope["unchanged"] = guards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check
 
     scope["remember"] = remember
     known = [f"last_{n}() is {n}" if spec is not None else f"{n} is None" for n, spec in zip(names, specs, strict=True)]
+    if cuda_device_count() > 1:  # another device may be current
+        known.append(f"current_device() == {index}")
     numbers = [f"x{i}" for i in range(scalars)]
     lines = [
         f"def run({', '.join((*names, *numbers, 'stream'))}):",
         "    try:",
-        *[f"        agrees({name}, shape_{name}, strides_{name})" for name, _ in there],
-        f"        if stream is None and {' and '.join(known)}{f' and current_device() == {index}' * elsewhere}:",
-        f"            function({', '.join((*[name for name, _ in there], *numbers))})",
+        f"        if stream is None and unchanged({', '.join(there)}) and {' and '.join(known)}:",
+        f"            function({', '.join((*there, *numbers))})",
         "            return",
         "    except Exception:",
         "        pass",
         f"    launch({', '.join((*names, *numbers, 'stream'))})",
-        f"    remember({', '.join(names)})",
+        f"    remember({', '.join(there)})",
     ]
     exec("\n".join(lines), scope)
     run: Launch = scope["run"]

@@ -8,7 +8,7 @@ from cudnn_fe.core.device import Device
 from cudnn_fe.core.powers import common_power_of_two, next_power_of_two
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["RowPlan", "StreamPlan", "access_bytes", "norm_plan", "row_plan", "stream_plan"]
+__all__ = ["RowPlan", "StreamPlan", "access_bytes", "row_plan", "stream_plan"]
 
 _VECTOR_BYTES = 16
 _BLOCK = 128  # threads that narrow rows share a block up to
@@ -17,6 +17,7 @@ _MOST_CTAS = 8  # of a cluster, everywhere
 _WIDE_PART = 1024  # vectors of a row that a CTA takes, in 256 threads' registers, as long as there are CTAs enough
 _STREAMED_PART = 4096  # vectors of a row that a CTA streams: 64 KB, three times in shared memory
 _STREAMED = 208 * 1024  # bytes of shared memory for rows in a multiprocessor
+_KEPT_VECTORS = 2  # of a thread at a time, beside as many weights of now and of the next time
 _MOST_KEPT = 96 * 1024  # bytes: what a block has on every target
 
 
@@ -100,13 +101,6 @@ class StreamPlan:
         return self.ctas * self.threads // 32
 
 
-def norm_plan(columns: int, where: Device, width: int, *, least_threads: int = 1, run: int = 1) -> RowPlan | StreamPlan:
-    """The better plan for rows that are accessed by so many bytes; other arguments as the two plans have them."""
-    streamed = stream_plan(columns, where, run=run) if width == _VECTOR_BYTES else None
-    clusters = where.capability >= (9, 0)
-    return streamed or row_plan(columns, least_threads=least_threads, clusters=clusters, run=run)
-
-
 def stream_plan(columns: int, where: Device, *, run: int = 1) -> StreamPlan | None:
     """The plan for rows of ``columns`` 16-bit elements, if they had better stream through shared memory.
 
@@ -159,6 +153,8 @@ def row_plan(
     part = -(-per_row // ctas)
     part += part % 2 if ctas > 1 else 0
     threads = max(min(next_power_of_two(-(-part // vectors)), _WIDE_BLOCK), least_threads)
+    if part > threads * vectors and part * _VECTOR_BYTES <= _MOST_KEPT:
+        vectors = _KEPT_VECTORS
     tiles = -(-part // (threads * vectors))
     held = max(-(-part // (threads * tiles)), 1)
     held += held % run

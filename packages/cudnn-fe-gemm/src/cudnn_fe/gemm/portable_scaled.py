@@ -17,6 +17,7 @@ import cudnn_fe.gemm.matmul.sm90 as matmul_sm90
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.block_dequantize import DequantizeTiles
 from cudnn_fe.core.cute.block_tiles import ScalePlace
+from cudnn_fe.core.cute.small_floats import has_fp8
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.gemm.portable_finish import Finish
 from cudnn_fe.gemm.scaled_spec import OperandSpec, ScaledSpec
@@ -73,7 +74,8 @@ class _Scaled:
         # Dim 0 is the rows and dim 1 is K, unless a matrix of two dims is stored the other way.
         source = (2, 1, 0) if along_k == operand.transposed else (2, 0, 1)
         wide = (2, 0, 1) if along_k else (2, 1, 0)
-        tiles = DequantizeTiles(spec.element, place, spec.scale or "", operand.access, _SIDE, source, wide)
+        native = has_fp8(spec.finish.arch)
+        tiles = DequantizeTiles(spec.element, place, spec.scale or "", operand.access, _SIDE, source, wide, native)
         tiles.launch(stream, codes, scales, None, target)
 
 

@@ -18,13 +18,7 @@ from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.gemm.scaled_spec import FinishSpec, Kind, OperandSpec, ScaledSpec
 
-__all__ = ["KERNEL_NOTE", "scaled_kernels"]
-
-KERNEL_NOTE = (
-    "Kernels dequantise operands to bfloat16, multiply with float32 sums, and make the results in a second pass. "
-    "Products are exact, except of MXFP8 values whose scale byte is below 3 (E4M3) or 10 (E5M2): these reach into "
-    "bfloat16's subnormals and err by up to half of 2^-133."
-)
+__all__ = ["scaled_kernels"]
 
 _SIDE = 8
 _MODULE = "cudnn_fe.gemm.portable_scaled"
@@ -185,7 +179,7 @@ def _sm90_refusal(problem: Any, where: Device, *, kind: Kind) -> str | None:
 
 
 def scaled_kernels(kind: Kind) -> tuple[Kernel, ...]:
-    """The kernels of one op, best first: opt-in until every one of their GPU tests is known to have passed."""
+    """The kernels of one op, best first."""
 
     def row(backend: Literal["sm90", "portable"], refuse: Any, targets: tuple[str, ...]) -> Kernel:
         return Kernel(
@@ -195,7 +189,7 @@ def scaled_kernels(kind: Kind) -> tuple[Kernel, ...]:
             specialise=partial(_specialise, kind=kind, backend=backend),
             targets=targets,
             scratch=partial(_scratch, kind=kind),
-            opt_in=True,
+            verified=("H200",),
         )
 
     return (

@@ -116,7 +116,8 @@ def _plain_gemm() -> Rival:
     """This project's bfloat16 GEMM of a case's last two operands."""
 
     def run(*operands: Any, backend: str | None = None) -> Any:
-        return matmul(*operands[-2:], 1.0, d_dtype="bfloat16", backend=backend)
+        a, b = operands[-2:]
+        return matmul(a, b, 1.0, d_dtype="bfloat16", backend=backend)
 
     def defined(*operands: Any) -> Any:
         return run(*operands, backend="reference")

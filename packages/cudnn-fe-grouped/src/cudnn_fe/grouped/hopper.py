@@ -15,7 +15,7 @@ from cudnn_fe.grouped.kernel_spec import RowsSpec
 from cudnn_fe.grouped.operands import output
 from cudnn_fe.grouped.tiles import choose_rows_tile, choose_sum_tile
 
-__all__ = ["dglu_sm90", "grouped_device_refusal", "rows_sm90", "wgrad_sm90"]
+__all__ = ["dglu_sm90", "grouped_device_refusal", "rows_sm90", "sums_refusal", "wgrad_sm90"]
 
 _BYTES = 16  # what the copy engine wants base addresses, strides and stored rows to be multiples of
 _MOST_ROWS = 2**30  # beyond which a group's place in the buffer cannot be named to the copy engine
@@ -94,14 +94,19 @@ def _refuse_wgrad(problem: Any, where: Device) -> str | None:
         for spec, dim in ((a, 0), (b, 1))
         if not spec.dense_in(dim)
     ]
+    return _first(_operand_refusal(a), _operand_refusal(b), *cut, sums_refusal(problem, where))
+
+
+def sums_refusal(problem: Any, where: Device) -> str | None:
+    """Why it cannot sum over the rows of groups on this device into these results, whatever the operands are."""
+    a, b = problem.a_tensor, problem.b_tensor
     result = output("wgrad_tensor", (a.shape[0], b.shape[1]), problem.wgrad_dtype, a.device)
+    old = problem.wgrad_tensor
     return _first(
         _device_refusal(where),
-        _operand_refusal(a),
-        _operand_refusal(b),
-        *cut,
         _too_many(b.name, b.shape[0]),
         _rows_refusal(result),
+        None if old is None else _layout_refusal(old),
     )
 
 
@@ -109,9 +114,10 @@ def _tiled(spec: Any, tile: GemmTile) -> Any:
     return replace(spec, gemm=replace(spec.gemm, tile=tile, alignment=_BYTES))
 
 
-def _rows_spec(base: Specialise, problem: Any, where: Device) -> RowsSpec:
-    rows, n, _, groups = problem.extents
-    spec: RowsSpec = _tiled(base(problem, where), choose_rows_tile(rows, groups, n, where.multiprocessors))
+def _rows_spec(base: Specialise, problem: Any, where: Device, *, reads: bool = False) -> RowsSpec:
+    rows, n, k, groups = problem.extents
+    tile = choose_rows_tile(rows, groups, n, k, where.multiprocessors, reads=reads)
+    spec: RowsSpec = _tiled(base(problem, where), tile)
     return spec
 
 
@@ -147,7 +153,7 @@ def dglu_sm90(base: Specialise) -> Kernel:
         backend="sm90",
         module="cudnn_fe.grouped.dglu.sm90",
         refuse=_refuse_dglu,
-        specialise=partial(_rows_spec, base),
+        specialise=partial(_rows_spec, base, reads=True),
         targets=("sm_90a",),
         scratch=_dglu_scratch,
         verified=("H200",),

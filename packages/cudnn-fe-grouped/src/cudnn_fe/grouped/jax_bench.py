@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the operands are torch's: it needs the card too
@@ -34,12 +34,16 @@ def products(backend: str | None) -> tuple[Product, Product]:
     Each call waits for its result: XLA launches on a stream of its own.
     """
 
-    def ours(*tensors: Any) -> Sequence[Any]:
-        return _tensor(_ours(*map(jnp.from_dlpack, tensors), backend))
+    @cache
+    def arrays(*tensors: Any) -> list[Any]:
+        return [jnp.from_dlpack(tensor) for tensor in tensors]
 
-    def ragged_dot(a: Any, ends: Any, alpha: Any, b: Any, prob: Any) -> Sequence[Any]:
-        del alpha, prob  # ones
-        return _tensor(_ragged_dot(*map(jnp.from_dlpack, (a, ends, b))))
+    def ours(*tensors: Any) -> Sequence[Any]:
+        return _tensor(_ours(*arrays(*tensors), backend))
+
+    def ragged_dot(*tensors: Any) -> Sequence[Any]:
+        a, ends, _, b, _ = arrays(*tensors)  # alpha and prob are ones
+        return _tensor(_ragged_dot(a, ends, b))
 
     return ours, ragged_dot
 

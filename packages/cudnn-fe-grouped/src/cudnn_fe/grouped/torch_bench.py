@@ -18,7 +18,7 @@ from cudnn_fe.grouped.glu import grouped_gemm_glu_forward
 from cudnn_fe.grouped.unfused import grouped_gemm_forward
 from cudnn_fe.grouped.wgrad import grouped_gemm_wgrad_forward
 
-__all__ = ["dglu", "glu", "unfused", "wgrad"]
+__all__ = ["DOWN", "GATE_AND_UP", "SMALL", "Layer", "dglu", "glu", "unfused", "wgrad"]
 
 ROUNDINGS = 2.0**-7  # of bfloat16: of the result, and of what a rival keeps on the way
 
@@ -34,7 +34,7 @@ class Way(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     """One weight of a model's experts that live on one card; JAX is timed on some: it compiles each shape anew."""
 
     name: str
@@ -54,27 +54,28 @@ class _Layer:
         return found
 
 
-_GATE_AND_UP = (
-    _Layer("64 experts of 2816", 64, 16384, 2048, 2816, in_jax=True),
-    _Layer("8 experts of 14336", 8, 16384, 4096, 14336),
-    _Layer("DeepSeek-V3 gate and up", 32, 16384, 7168, 4096),
-    _Layer("Qwen3-30B gate and up", 128, 65536, 2048, 1536),
-    _Layer("Mixtral 8x7B gate and up", 8, 8192, 4096, 28672, in_jax=True),
+GATE_AND_UP = (
+    Layer("64 experts of 2816", 64, 16384, 2048, 2816, in_jax=True),
+    Layer("8 experts of 14336", 8, 16384, 4096, 14336),
+    Layer("DeepSeek-V3 gate and up", 32, 16384, 7168, 4096),
+    Layer("Qwen3-30B gate and up", 128, 65536, 2048, 1536),
+    Layer("Mixtral 8x7B gate and up", 8, 8192, 4096, 28672, in_jax=True),
 )
-_DOWN = (
-    _Layer("DeepSeek-V3 down", 32, 16384, 2048, 7168, in_jax=True),
-    _Layer("Qwen3-30B down", 128, 65536, 768, 2048),
-    _Layer("Mixtral 8x7B down", 8, 8192, 14336, 4096),
+DOWN = (
+    Layer("DeepSeek-V3 down", 32, 16384, 2048, 7168, in_jax=True),
+    Layer("Qwen3-30B down", 128, 65536, 768, 2048),
+    Layer("Mixtral 8x7B down", 8, 8192, 14336, 4096),
 )
-_SMALL = (_Layer("small", 4, 96, 64, 128, in_jax=True),)
+_DECODING = (Layer("DeepSeek-V3 gate and up, 16 rows an expert", 32, 512, 7168, 4096),)
+SMALL = (Layer("small", 4, 96, 64, 128, in_jax=True),)
 
 
 def _cases(
-    layers: Sequence[_Layer],
-    make: Callable[[_Layer, str, Tensor], tuple[Any, ...]],
+    layers: Sequence[Layer],
+    make: Callable[[Layer, str, Tensor], tuple[Any, ...]],
     ours: Callable[..., Sequence[Tensor]],
-    ways: Callable[[_Layer, str, list[int], str | None], Sequence[Way]],
-    written: Callable[[_Layer], int],
+    ways: Callable[[Layer, str, list[int], str | None], Sequence[Way]],
+    written: Callable[[Layer], int],
 ) -> list[MemoryCase]:
     """Each layer with even and uneven routing.
 
@@ -86,7 +87,7 @@ def _cases(
         written: Elements of the results, and of operands besides rows and weights.
     """
 
-    def case(layer: _Layer, *, even: bool) -> MemoryCase:
+    def case(layer: Layer, *, even: bool) -> MemoryCase:
         ends = layer.ends(even=even)
 
         def entrants(place: str, sets: int, backend: str | None) -> list[Entrant]:
@@ -118,7 +119,7 @@ def _normal(place: str, *shape: int, scale: float = 1.0) -> Tensor:
     return (torch.randn(shape, device=place) * scale).bfloat16()
 
 
-def _rows(layer: _Layer, place: str, ends: Tensor) -> tuple[Any, ...]:
+def _rows(layer: Layer, place: str, ends: Tensor) -> tuple[Any, ...]:
     """A, ends, alpha, B and prob."""
     weights = _normal(place, layer.experts, layer.n, layer.k, scale=layer.k**-0.5)
     ones = torch.ones(layer.experts, device=place), torch.ones(layer.rows, device=place)
@@ -145,7 +146,7 @@ def unfused(cuda: bool) -> list[MemoryCase]:
     def ours(a: Tensor, ends: Tensor, alpha: Tensor, b: Tensor, prob: Tensor, backend: str | None) -> Sequence[Tensor]:
         return (grouped_gemm_forward(a, ends, alpha, b, prob_tensor=prob, backend=backend)["d_tensor"],)
 
-    def ways(layer: _Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
+    def ways(layer: Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
         who, product = _torch_product(place, ends)
         found = [Way(who, "op", lambda a, ends, alpha, b, prob: (product(a, ends, b),))]
         if not layer.in_jax or find_spec("jax") is None:
@@ -156,7 +157,7 @@ def unfused(cuda: bool) -> list[MemoryCase]:
         found.append(Way("cudnn-fe in JAX", "op", in_jax, ours=True, on_host=True))
         return [*found, Way("jax.lax.ragged_dot", "op", ragged_dot, on_host=True)]
 
-    layers = (*_GATE_AND_UP, *_DOWN) if cuda else _SMALL
+    layers = (*GATE_AND_UP, *DOWN, *_DECODING) if cuda else SMALL
     return _cases(layers, _rows, ours, ways, lambda layer: layer.rows * layer.n)
 
 
@@ -190,7 +191,7 @@ def glu(cuda: bool) -> list[MemoryCase]:
     def alone(a: Tensor, ends: Tensor, alpha: Tensor, b: Tensor, prob: Tensor) -> Sequence[Tensor]:
         return (grouped_gemm_forward(a, ends, alpha, b, prob_tensor=prob)["d_tensor"],)
 
-    def ways(_: _Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
+    def ways(_: Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
         del backend
         who, product = _torch_product(place, ends)
         activate = _compiled(_swiglu, place)
@@ -200,14 +201,14 @@ def glu(cuda: bool) -> list[MemoryCase]:
             found.append(Way("cudnn-fe unfused", "GEMM alone", alone))
         return found
 
-    layers = _GATE_AND_UP if cuda else _SMALL
+    layers = (*GATE_AND_UP, *_DECODING) if cuda else SMALL
     return _cases(layers, _rows, ours, ways, lambda layer: layer.rows * layer.n // 2)
 
 
 def dglu(cuda: bool) -> list[MemoryCase]:
     """SwiGLU's gradient: the next layer's weights, as its forward holds them, and what the forward kept."""
 
-    def make(layer: _Layer, place: str, ends: Tensor) -> tuple[Any, ...]:
+    def make(layer: Layer, place: str, ends: Tensor) -> tuple[Any, ...]:
         columns = _normal(place, layer.experts, layer.k, layer.n, scale=layer.k**-0.5)
         kept, prob = _normal(place, layer.rows, 2 * layer.n), torch.rand(layer.rows, device=place)
         return _normal(place, layer.rows, layer.k), kept, ends, torch.ones(layer.experts, device=place), prob, columns
@@ -225,7 +226,7 @@ def dglu(cuda: bool) -> list[MemoryCase]:
         del c
         return (grouped_gemm_forward(dy, ends, one, b, b_major="n", prob_tensor=prob)["d_tensor"],)
 
-    def ways(_: _Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
+    def ways(_: Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
         del backend
         who, product = _torch_product(place, ends)
         derive = _compiled(_swiglu_gradient, place)
@@ -242,14 +243,14 @@ def dglu(cuda: bool) -> list[MemoryCase]:
         found = [Way(f"{who} + its gradient", "op", unfused)]
         return [*found, Way(who, "GEMM alone", rival), Way("cudnn-fe unfused", "GEMM alone", alone)]
 
-    layers = [replace(layer, n=layer.n // 2) for layer in _GATE_AND_UP] if cuda else _SMALL
+    layers = [replace(layer, n=layer.n // 2) for layer in GATE_AND_UP] if cuda else SMALL
     return _cases(layers, make, ours, ways, lambda layer: 4 * layer.rows * layer.n)
 
 
 def wgrad(cuda: bool) -> list[MemoryCase]:
     """The weight gradients."""
 
-    def make(layer: _Layer, place: str, ends: Tensor) -> tuple[Any, ...]:
+    def make(layer: Layer, place: str, ends: Tensor) -> tuple[Any, ...]:
         gradient = _normal(place, layer.rows, layer.n, scale=layer.rows**-0.5)
         return gradient, _normal(place, layer.rows, layer.k), ends
 
@@ -259,7 +260,7 @@ def wgrad(cuda: bool) -> list[MemoryCase]:
     def product(dy: Tensor, x: Tensor, ends: Tensor) -> Sequence[Tensor]:
         return (torch._grouped_mm(dy.T, x, offs=ends),)
 
-    def ways(_: _Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
+    def ways(_: Layer, place: str, ends: list[int], backend: str | None) -> list[Way]:
         del backend
 
         def loop(dy: Tensor, x: Tensor, _: Tensor) -> Sequence[Tensor]:
@@ -270,5 +271,5 @@ def wgrad(cuda: bool) -> list[MemoryCase]:
             return [Way("torch._grouped_mm", "op", product)]
         return [Way("torch, expert by expert", "op", loop)]
 
-    layers = (*_GATE_AND_UP, *_DOWN) if cuda else _SMALL
+    layers = (*GATE_AND_UP, *DOWN) if cuda else SMALL
     return _cases(layers, make, ours, ways, lambda layer: layer.rows * layer.n)

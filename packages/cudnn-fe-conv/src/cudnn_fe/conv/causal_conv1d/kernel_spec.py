@@ -25,7 +25,7 @@ class ConvSpec:
         major: The dim that threads read vectors along: ``"channels"`` or ``"time"``.
         vector: Elements of x that one thread reads at once.
         lanes: Threads of a block side by side along that dim, a power of two.
-        whole_taps: Whether the taps of a vector of channels lie in one aligned piece.
+        whole_parameters: Whether the taps of a vector of channels lie in one aligned piece, and their bias too.
         unroll: Tokens (along channels) or vectors (along time) of a thread whose loads are in flight together.
         resident: Blocks that a multiprocessor should hold at once, which bounds a thread's registers.
         waves: Blocks for each multiprocessor that the grid should have at least, by splitting time.
@@ -44,7 +44,7 @@ class ConvSpec:
     major: Literal["channels", "time"]
     vector: int
     lanes: int
-    whole_taps: bool
+    whole_parameters: bool
     unroll: int
     resident: int
     waves: int

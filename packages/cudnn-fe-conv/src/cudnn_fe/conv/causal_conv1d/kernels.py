@@ -39,8 +39,8 @@ class _Tuning:
 _TUNING = {
     ("forward", "channels"): _Tuning(16, 4, 4, 8),
     ("forward", "time"): _Tuning(16, 2, 8, 8),
-    ("backward", "channels"): _Tuning(8, 4, 4, 4),
-    ("backward", "time"): _Tuning(16, 1, 10, 40),
+    ("backward", "channels"): _Tuning(8, 6, 3, 3),
+    ("backward", "time"): _Tuning(16, 2, 7, 14),
 }
 
 
@@ -88,7 +88,7 @@ def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], fin
         major=major,
         vector=vector,
         lanes=min(next_power_of_two(-(-extent // vector)), THREADS if major == "channels" else 32),
-        whole_taps=major == "channels" and lie_whole(problem.weight, vector),
+        whole_parameters=major == "channels" and lie_whole(vector, problem.weight, problem.bias),
         unroll=tuning.unroll,
         resident=tuning.resident,
         waves=tuning.waves,
@@ -115,11 +115,11 @@ def _partial_sums(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[Tensor
     side_by_side = THREADS // spec.lanes
     if spec.major == "channels":
         blocks = -(-channels // (spec.vector * spec.lanes)) * batch
-        chunks = chunk_count(spec, blocks, -(-time // side_by_side), spec.unroll, _select) * side_by_side
+        chunks = chunk_count(spec, spec.waves, blocks, -(-time // side_by_side), spec.unroll, _select) * side_by_side
         chunks = min(chunks, -(-time // _SHORTEST))
     else:
         blocks = -(-batch * channels // side_by_side)
-        chunks = chunk_count(spec, blocks, time, spec.vector * spec.lanes * spec.unroll, _select)
+        chunks = chunk_count(spec, spec.waves, blocks, time, spec.vector * spec.lanes * spec.unroll, _select)
     shape = (batch * chunks, spec.width + 1, channels)
     kind = dtype("float64" if spec.x_dtype == "float64" else "float32")
     return (TensorSpec(shape, contiguous_strides(shape), kind, problem.device, 16, "partial_sums"),)

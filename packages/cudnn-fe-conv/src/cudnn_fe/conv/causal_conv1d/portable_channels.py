@@ -39,6 +39,8 @@ from cudnn_fe.conv.portable_parts import (
 
 __all__ = ["ChannelsForward", "ChannelsWalk", "enter", "fill_window"]
 
+_LONG = 96  # tokens of a chunk
+
 
 class ChannelsWalk:
     """What forward and backward share: which thread has which channels and which chunk of time.
@@ -104,8 +106,14 @@ class ChannelsForward(ChannelsWalk):
     def chunks_of(self, t: SimpleNamespace, channel_blocks: Any) -> Any:
         """As many as keep the chip busy, with some groups of tokens for each thread."""
         batch, time = (Int32(t.x.shape[self.spec.layout.index(dim)]) for dim in "BT")
-        unroll, blocks = self.spec.unroll, channel_blocks * batch
-        count = chunk_count(self.spec, blocks, ceil_div(time, self.groups), unroll, cutlass.select_)
+        unroll, tokens = self.spec.unroll, ceil_div(time, self.groups)
+        long, short = (
+            chunk_count(self.spec, waves, channel_blocks * batch, tokens, unroll, cutlass.select_)
+            for waves in (self.spec.waves, 4 * self.spec.waves)
+        )
+        # Two waves of long chunks move most. The starts and ends of short ones weigh more, and fall together less the
+        # more of them there are.
+        count = cutlass.select_(long * _LONG < tokens, long, short)
         return cutlass.min(count * self.groups, ceil_div(time, 4 * unroll))
 
     @cute.jit

@@ -127,7 +127,7 @@ class TimeForward(TimeWalk):
     def chunks_of(self, t: SimpleNamespace, row_blocks: Any) -> Any:
         """As many as keep the chip busy."""
         time = Int32(t.x.shape[self.spec.layout.index("T")])
-        return chunk_count(self.spec, row_blocks, time, self.unit, cutlass.select_)
+        return chunk_count(self.spec, self.spec.waves, row_blocks, time, self.unit, cutlass.select_)
 
     @cute.jit
     def walk(

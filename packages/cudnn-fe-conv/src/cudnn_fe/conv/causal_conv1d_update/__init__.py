@@ -64,16 +64,17 @@ def causal_conv1d_update(
     framework = framework_of(x, operand="x")
     if framework == "jax":
         return call(UPDATE, operands, options, backend=backend, stream=stream)
-    if framework == "torch":
+    if framework == "torch" and sys.modules["torch"].is_grad_enabled():
         _refuse_gradients(operands)
     return call(UPDATE, operands, options, backend=backend, stream=stream, outs=(None, conv_state))[0]
 
 
 def _refuse_gradients(operands: tuple[Any, ...]) -> None:
-    if sys.modules["torch"].is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in operands):
-        raise NotYetSupportedError(
-            "causal_conv1d_update",
-            got="an operand that requires a gradient",
-            wanted="torch.no_grad(): the step changes its state in place and has no derivative",
-            remedy="train through causal_conv1d",
-        )
+    for operand in operands:
+        if operand is not None and getattr(operand, "requires_grad", False):
+            raise NotYetSupportedError(
+                "causal_conv1d_update",
+                got="an operand that requires a gradient",
+                wanted="torch.no_grad(): the step changes its state in place and has no derivative",
+                remedy="train through causal_conv1d",
+            )

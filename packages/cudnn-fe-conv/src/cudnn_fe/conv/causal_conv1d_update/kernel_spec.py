@@ -21,7 +21,7 @@ class UpdateSpec:
         ring: Whether slots are rings, and the samples seen come along.
         indexed: Whether slots are named by indices.
         vector: Channels that one thread takes; x and output hold them side by side.
-        whole_taps: Whether a thread's taps lie in one aligned piece.
+        whole_parameters: Whether a thread's taps lie in one aligned piece, and its bias too.
         whole_states: Whether its states do, which are then shifted in registers; else lanes hold channels side by side.
     """
 
@@ -34,5 +34,5 @@ class UpdateSpec:
     ring: bool
     indexed: bool
     vector: int
-    whole_taps: bool
+    whole_parameters: bool
     whole_states: bool

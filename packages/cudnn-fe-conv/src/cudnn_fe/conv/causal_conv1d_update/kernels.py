@@ -37,10 +37,10 @@ def _specialise(problem: CausalConv1dUpdate, where: Device) -> UpdateSpec:
     samples, ring = (problem.x, problem.outputs[0]), problem.cache_seqlens is not None
     # One 16-byte piece of states for each thread: more would lie too far apart for threads side by side.
     pieces = min(vector_length(1, *samples, itemsize=itemsize), _power_below(16 // (max(lanes, 1) * itemsize)))
-    whole_states = few and not ring and lanes > 0 and lie_whole(problem.conv_state, pieces)
-    vector = pieces if whole_states else vector_length(1, *samples, problem.conv_state, itemsize=itemsize)
-    if not few:
-        vector = 1
+    whole_states = few and not ring and lanes > 0 and lie_whole(pieces, problem.conv_state)
+    # Eight bytes: a step is as long as its threads' own work, of which twice as many have half.
+    apart = min(vector_length(1, *samples, problem.conv_state, itemsize=itemsize), max(8 // itemsize, 1))
+    vector = 1 if not few else pieces if whole_states else apart
     return UpdateSpec(
         x_dtype=problem.x.dtype.name,
         weight_dtype=problem.weight.dtype.name,
@@ -51,7 +51,7 @@ def _specialise(problem: CausalConv1dUpdate, where: Device) -> UpdateSpec:
         ring=ring,
         indexed=problem.conv_state_indices is not None,
         vector=vector,
-        whole_taps=few and lie_whole(problem.weight, vector),
+        whole_parameters=few and lie_whole(vector, problem.weight, problem.bias),
         whole_states=whole_states,
     )
 

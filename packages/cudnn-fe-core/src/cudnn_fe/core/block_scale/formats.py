@@ -10,7 +10,24 @@ from typing import Any
 from cudnn_fe.core.codecs import E2M1, E4M3, E5M2, E8M0, Format, format_of
 from cudnn_fe.core.errors import DTypeError, OptionError
 
-__all__ = ["BLOCK_FORMATS", "MXFP4", "MXFP8_E4M3", "MXFP8_E5M2", "NVFP4", "BlockFormat", "block_format"]
+__all__ = [
+    "BFLOAT16_NOTE",
+    "BLOCK_FORMATS",
+    "MXFP4",
+    "MXFP8_E4M3",
+    "MXFP8_E5M2",
+    "NVFP4",
+    "BlockFormat",
+    "block_format",
+]
+
+BFLOAT16_NOTE = (
+    "Kernels dequantise operands to bfloat16, multiply with float32 sums, and make the results in a second pass. "
+    "They need memory for these: two bytes an element of the operands, four of the product. "
+    "Products are exact, except of MXFP8 values whose scale byte is below 3 (E4M3) or 10 (E5M2): these reach into "
+    "bfloat16's subnormals and err by up to half of 2^-133."
+)
+"""What the documentation of block-scaled products says of their kernels."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from cudnn_fe.core.torch_bench import ONE_ROUNDING, Rival, compiled_and_eager, n
 
 __all__ = ["dequantize", "quantize"]
 
+Along = Literal["rows", "columns"]
 _SHAPES = (("prefill", (16384, 8192)), ("decode", (256, 8192)))
 _SMALL = (("small", (64, 128)),)
 _EXACT = 0.0  # bit for bit
@@ -48,15 +49,15 @@ def dequantize(cuda: bool) -> list[MemoryCase]:
     """Every format along rows and along columns, to bfloat16."""
     cases = []
     for (label, shape), name, columns in product(_SHAPES if cuda else _SMALL, BLOCK_FORMATS, (False, True)):
-        direction: Direction = "columns" if columns else "rows"
+        direction: Along = "columns" if columns else "rows"
 
         def ours(
-            codes: Tensor, scales: Tensor, backend: str | None, name: str = name, direction: Direction = direction
+            codes: Tensor, scales: Tensor, backend: str | None, name: str = name, direction: Along = direction
         ) -> Any:
             return block_scale_dequantize(codes, scales, name, direction=direction, dtype="bfloat16", backend=backend)
 
         def make(
-            place: str, shape: tuple[int, int] = shape, name: str = name, direction: Direction = direction
+            place: str, shape: tuple[int, int] = shape, name: str = name, direction: Along = direction
         ) -> tuple[Tensor, ...]:
             codes, scales = results_of(block_scale_quantize(normal(place, *shape), name, direction=direction))
             return codes, scales

@@ -13,12 +13,14 @@ from cudnn_fe.core.cute.ptx_base import assemble
 __all__ = [
     "GEGLU_ALPHA",
     "GEGLU_CLAMP",
+    "bounded",
     "geglu",
     "geglu_gradient",
     "rectified",
     "sigmoid",
     "silu",
     "situglu",
+    "situglu_gradient",
     "swiglu",
     "swiglu_gradient",
     "tanh",
@@ -28,9 +30,16 @@ GEGLU_ALPHA, GEGLU_CLAMP = 1.702, 7.0
 _LOG2_E = math.log2(math.e)
 
 
-def sigmoid(gate: Float32) -> Float32:
-    """``1 / (1 + exp2(-gate * log2(e)))``, approximate exponential and reciprocal: two special-function slots."""
-    return cute.arch.rcp_approx(Float32(1.0) + cute.math.exp2(gate * Float32(-_LOG2_E), fastmath=True))
+def sigmoid(gate: Float32, scale: Float32 | None = None) -> Float32:
+    """``1 / (1 + exp2(-gate * log2(e)))``, approximate exponential and reciprocal: two special-function slots.
+
+    A ``scale`` costs nothing where the same one serves several values: its reciprocal goes into the sum.
+    """
+    exponential = cute.math.exp2(gate * Float32(-_LOG2_E), fastmath=True)
+    if scale is None:
+        return cute.arch.rcp_approx(Float32(1.0) + exponential)
+    inverse = cute.arch.rcp_approx(scale)
+    return cute.arch.rcp_approx(exponential * inverse + inverse)
 
 
 def tanh(x: Float32) -> Float32:
@@ -73,6 +82,11 @@ def _most(x: Any, bound: Any) -> Float32:
     return value
 
 
+def bounded(x: Any, low: Any, high: Any) -> Float32:
+    """``x`` within bounds; NaN stays NaN."""
+    return _least(_most(x, low), high)
+
+
 def geglu(
     value: Float32,
     gate: Float32,
@@ -82,7 +96,7 @@ def geglu(
     low: Any = -GEGLU_CLAMP,
 ) -> Float32:
     """``(value + offset) * (sigmoid(alpha * gate) * gate)`` of the gate bounded above and the value on both sides."""
-    gate, value = _least(gate, high), _least(_most(value, low), high)
+    gate, value = _least(gate, high), bounded(value, low, high)
     return (value + offset) * (sigmoid(gate * alpha) * gate)
 
 
@@ -91,13 +105,22 @@ def situglu(value: Float32, gate: Float32, beta1: Float32, beta2: Float32) -> Fl
     return beta1 * tanh(gate / beta1) * sigmoid(gate) * (beta2 * tanh(value / beta2))
 
 
+def situglu_gradient(value: Float32, gate: Float32, beta1: Float32, beta2: Float32) -> tuple[Float32, Float32, Float32]:
+    """``(d/dvalue, d/dgate, situglu)``."""
+    soft_gate, soft_value = tanh(gate / beta1), tanh(value / beta2)
+    open_, shut = sigmoid(gate), sigmoid(-gate)
+    left, right = beta1 * soft_gate * open_, beta2 * soft_value
+    of_gate = right * ((Float32(1.0) - soft_gate * soft_gate) * open_ + left * shut)
+    return left * (Float32(1.0) - soft_value * soft_value), of_gate, left * right
+
+
 def geglu_gradient(
     value: Float32, gate: Float32, offset: Float32, alpha: Any, high: Any, low: Any
 ) -> tuple[Float32, Float32, Float32]:
     """``(d/dvalue, d/dgate, geglu)``; gradients flow at exactly the bounds, and none does beyond them."""
-    bounded, inner = _least(gate, high), _least(_most(value, low), high)
-    share = sigmoid(bounded * alpha)
-    through, shifted = bounded * share, inner + offset
+    upper, inner = _least(gate, high), bounded(value, low, high)
+    share = sigmoid(upper * alpha)
+    through, shifted = upper * share, inner + offset
     of_gate = shifted * (share + alpha * through * (Float32(1.0) - share))
     flows = Float32(value >= low) * Float32(value <= high)
     return through * flows, of_gate * Float32(gate <= high), shifted * through

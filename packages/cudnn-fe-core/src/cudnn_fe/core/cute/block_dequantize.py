@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.block_quantize import e8m0_value
 from cudnn_fe.core.cute.block_tiles import (
@@ -15,12 +15,12 @@ from cudnn_fe.core.cute.block_tiles import (
     Matrix,
     ScalePlace,
     lane_place,
-    load_vector,
+    load_lines,
     store_rows,
     tile_walk,
 )
 from cudnn_fe.core.cute.exact import multiply
-from cudnn_fe.core.cute.fp8_widen import E4M3_SCALE, widen_fp8
+from cudnn_fe.core.cute.fp8_widen import fp8_floats
 from cudnn_fe.core.cute.numerics import kind_name
 from cudnn_fe.core.cute.ptx_base import assemble, load_global
 from cudnn_fe.core.cute.small_floats import as_float
@@ -28,6 +28,7 @@ from cudnn_fe.core.cute.small_floats import as_float
 __all__ = ["DequantizeTiles"]
 
 Dims = tuple[int, int, int]
+_BLOCKS = 10  # least of a multiprocessor: a warp waits for its loads once, and others must work then
 
 
 class DequantizeTiles:
@@ -41,6 +42,7 @@ class DequantizeTiles:
         out_access: Elements of a row that may be written at once.
         dims: Batch, row and column dim of the codes; columns lie side by side.
         out_dims: Those of the result.
+        native: Whether the target converts from FP8.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class DequantizeTiles:
         out_access: int,
         dims: Dims = (0, 1, 2),
         out_dims: Dims = (0, 1, 2),
+        native: bool = False,
     ) -> None:
         self.element, self.place, self.scale = element, place, scale
         self.dims, self.out_dims = dims, out_dims
         self.in_access, self.out_access = in_access, out_access
         self.fp4 = element == "float4_e2m1fn"
+        self.native = native
 
     @cute.jit
     def launch(
@@ -65,7 +69,13 @@ class DequantizeTiles:
         """Launch on ``stream``."""
         batch, row, column = self.out_dims
         blocks, walk = tile_walk(out.shape[row], out.shape[column], out.shape[batch])
-        self.kernel(codes, scales, factor, out, walk).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
+        self.kernel(codes, scales, factor, out, walk).launch(
+            grid=(blocks, 1, 1),
+            block=(THREADS, 1, 1),
+            min_blocks_per_mp=_BLOCKS,
+            preferred_smem_carveout=-1,  # the driver's choice; without it the compiler asks a GPU
+            stream=stream,
+        )
 
     @cute.kernel
     def kernel(self, codes: cute.Tensor, scales: cute.Tensor, factor: Any, out: cute.Tensor, walk: Any) -> None:
@@ -89,8 +99,9 @@ class DequantizeTiles:
             target: The result.
             kind: Its element type.
         """
+        codes = self.load_scales(scales, source, at)
         loaded = self.load(source, at)
-        by = self.multipliers(scales, factor, source, at)
+        by = self.multipliers(codes, factor)
         for j in range(SIDE):
             values = self.decode(loaded, j)
             products = [multiply(value, by[k if self.place.columns else j]) for k, value in enumerate(values)]
@@ -99,27 +110,23 @@ class DequantizeTiles:
 
     def load(self, source: Matrix, at: Any) -> list[list[Int32]]:
         """Words of eight rows, or of four rows of pairs; zeros outside the codes."""
-        paired = self.fp4 and self.place.columns
-        bits = 4 if self.fp4 and not paired else 8
-        rows = []
-        for j in range(0, SIDE, 2 if paired else 1):
-            row = (at.row + j) // 2 if paired else at.row + j
-            address = source.place(at.batch, row, at.column * bits // 8)
-            left = source.columns - at.column
-            rows.append(load_vector(address, bits, self.in_access, left, Int32(at.row + j < source.rows)))
-        return rows
+        if self.fp4 and self.place.columns:
+            return load_lines(source, at, 8, self.in_access, SIDE // 2, per=2)
+        return load_lines(source, at, 4 if self.fp4 else 8, self.in_access)
 
-    def multipliers(self, scales: Any, factor: Any, source: Matrix, at: Any) -> list[Float32]:
-        """What each row's, or column's, codes are multiplied by."""
+    def load_scales(self, scales: Any, source: Matrix, at: Any) -> list[Int32]:
+        """The scale of each row, or column, all under way together."""
         offset, step, _ = self.place.locate(source, at, 0)
         base = scales + offset
+        inside = Int32(at.row < source.rows) & Int32(at.column < source.columns)
+        if self.place.packed:  # atoms have scales of rows and columns that do not exist
+            return _eight_bytes(base, 16, inside)
         extent = source.columns if self.place.columns else source.rows
         first = at.column if self.place.columns else at.row
-        other = at.row < source.rows if self.place.columns else at.column < source.columns
-        codes = [
-            load_global(base + step * index, 1, Int32(first + index < extent) & Int32(other))[0]
-            for index in range(SIDE)
-        ]
+        return [load_global(base + step * index, 1, Int32(first + index < extent) & inside)[0] for index in range(SIDE)]
+
+    def multipliers(self, codes: list[Int32], factor: Any) -> list[Float32]:
+        """What each row's, or column's, codes are multiplied by."""
         values = [self.scale_value(code) for code in codes]
         if factor is None:
             return values
@@ -130,33 +137,42 @@ class DequantizeTiles:
         """The value of a scale's code."""
         if self.scale == "float8_e8m0fnu":
             return e8m0_value(code)
-        return _halves(widen_fp8(code, "float8_e4m3fn")[:1], E4M3_SCALE)[0]
+        return fp8_floats([code], "float8_e4m3fn")[0]
 
     def decode(self, loaded: list[list[Int32]], j: int) -> list[Float32]:
         """The eight elements of row ``j``."""
         if not self.fp4:
-            scale = E4M3_SCALE if self.element == "float8_e4m3fn" else 1.0
-            return [value for word in loaded[j] for value in _halves(widen_fp8(word, self.element), scale)]
-        if not self.place.columns:
-            return [_e2m1(loaded[j][0], 4 * k) for k in range(SIDE)]
-        return [_e2m1(loaded[j // 2][k // 4], 8 * (k % 4) + 4 * (j % 2)) for k in range(SIDE)]
+            return fp8_floats(loaded[j], self.element, self.native)
+        if not self.place.columns:  # elements k and k + 4 are 16 bits apart
+            pairs = [_e2m1_pair(loaded[j][0], 4 * k) for k in range(4)]
+            return [pair[half] for half in range(2) for pair in pairs]
+        found = []
+        for word in loaded[j // 2]:
+            even, odd = (_e2m1_pair(word, 4 * (j % 2) + at) for at in (0, 8))
+            found += [even[0], odd[0], even[1], odd[1]]
+        return found
 
 
-def _halves(words: list[Any], scale: float) -> list[Float32]:
-    """fp32 values of fp16 pairs times a power of two."""
-    values = []
-    for word in words:
-        code = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }"
-        values += assemble(code, [Float32, Float32], [Int32(word)])
-    return values if scale == 1.0 else [multiply(value, scale) for value in values]
+def _eight_bytes(address: Any, step: int, wanted: Any) -> list[Int32]:
+    """Eight bytes, ``step`` apart, or zeros."""
+    loads = " ".join(f"mov.b32 ${i}, 0; @p ld.global.u8 ${i}, [$8+{step * i}];" for i in range(SIDE))
+    code = f"{{ .reg .pred p; setp.ne.s32 p, $9, 0; {loads} }}"
+    return assemble(code, [Int32] * SIDE, [Int64(address), Int32(wanted)])
 
 
-def _e2m1(word: Any, shift: int) -> Float32:
-    """The element at a bit of a word of FP4 codes.
+def _e2m1_pair(word: Any, at: int) -> list[Float32]:
+    """The elements at a bit of a word of FP4 codes, and 16 bits on.
 
-    Exponent and significand in fp32's own places, the exponent 126 too low, make a number 2**-126 as large: subnormal
-    where E2M1's is, and the product with 2**126 is exact.
+    Exponent and significand in fp16's own places, the exponent 14 too low, make a number 2**-14 as large: subnormal
+    where E2M1's is, and the product with 2**14 is exact.
     """
-    code = word >> shift if shift else word
-    bits = ((code & 7) << 22) | ((code & 8) << 28)
-    return multiply(as_float(bits), 2.0**126)
+
+    def moved(to: int) -> str:
+        return f"shl.b32 t, $2, {to - at};" if to >= at else f"shr.u32 t, $2, {at - to};"
+
+    code = (
+        f"{{ .reg .b32 t, m; .reg .b16 lo, hi; {moved(9)} and.b32 m, t, 0x0E000E00; {moved(12)} "
+        "lop3.b32 m, m, t, 0x80008000, 0xF8; mov.b32 t, 0x74007400; mul.f16x2 m, m, t; "
+        "mov.b32 {lo, hi}, m; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }"
+    )
+    return assemble(code, [Float32, Float32], [Int32(word)])

@@ -12,7 +12,7 @@ from typing import Any
 from cutlass import Int32, Int64, cute
 
 from cudnn_fe.core.cute.narrow import narrow_words
-from cudnn_fe.core.cute.ptx_base import load_global
+from cudnn_fe.core.cute.ptx_base import assemble, load_global
 from cudnn_fe.core.cute.row_vectors import store_global
 from cudnn_fe.core.cute.staged import Staged
 
@@ -23,6 +23,7 @@ __all__ = [
     "Matrix",
     "ScalePlace",
     "lane_place",
+    "load_lines",
     "load_vector",
     "store_rows",
     "store_vector_bytes",
@@ -149,6 +150,57 @@ def lane_place(walk: Any) -> LanePlace:
         tile_row * TILE_ROWS + lane // 8 * SIDE,
         tile_column * _BLOCK_COLUMNS + thread // 32 * _WARP_COLUMNS + lane % 8 * SIDE,
     )
+
+
+def load_lines(matrix: Matrix, at: LanePlace, bits: int, access: int, count: int = SIDE, per: int = 1) -> Any:
+    """Eight elements of each of a lane's lines as words; zeros outside the matrix.
+
+    Args:
+        matrix: Extents in elements; a line of its memory holds ``per`` rows.
+        at: The lane's place.
+        bits: Of an element: 4, 8, 16 or 32.
+        access: Elements that may be read at once; see `load_vector`.
+        count: Lines.
+        per: Rows of a line.
+    """
+    address = matrix.place(at.batch, at.row // per if per > 1 else at.row, at.column * bits // 8)
+    left, below = matrix.columns - at.column, matrix.rows - at.row
+    size = SIDE * bits // 8
+    if access == SIDE and size in (4, 8, 16):
+        return _load_at_once(address, matrix.row_bytes, size, count, per, left, below)
+    lines = []
+    for line in range(count):
+        lines.append(load_vector(address + line * matrix.row_bytes, bits, access, left, Int32(line * per < below)))
+    return lines
+
+
+def _load_at_once(address: Int64, step: Int64, size: int, count: int, per: int, left: Any, below: Any) -> Any:
+    """One load a line, all under way together.
+
+    Inside the matrix there is no predicate: with eight of them, more than the machine has, the assembler would wait for
+    half of the loads before it issues the rest.
+    """
+    width = size // 4
+    names = [[f"${line * width + part}" for part in range(width)] for line in range(count)]
+    base, stride, columns, rows = (f"${count * width + index}" for index in range(4))
+    vector = f".v{width}" if width > 1 else ""
+
+    def load(line: int) -> str:
+        into = names[line][0] if width == 1 else "{" + ",".join(names[line]) + "}"
+        return f"ld.global{vector}.b32 {into}, [a];"
+
+    inside = " add.s64 a, a, s; ".join(load(line) for line in range(count))
+    edge = [f"mov.b32 {name}, 0;" for line in names for name in line]
+    for line in range(count):
+        edge.append(f"setp.gt.and.s32 p, {rows}, {line * per}, c; @p {load(line)} add.s64 a, a, s;")
+    code = (
+        "{ .reg .pred c, p; .reg .b64 a, s; "
+        f"mov.b64 a, {base}; mov.b64 s, {stride}; setp.gt.s32 c, {columns}, 0; "
+        f"setp.ge.and.s32 p, {rows}, {count * per}, c; @p bra INSIDE; "
+        f"{' '.join(edge)} bra.uni DONE; INSIDE: {inside} DONE: }}"
+    )
+    words = assemble(code, [Int32] * (count * width), [Int64(address), Int64(step), Int32(left), Int32(below)])
+    return [words[line * width : (line + 1) * width] for line in range(count)]
 
 
 def load_vector(address: Int64, bits: int, access: int, left: Any, valid: Any) -> list[Int32]:

@@ -90,11 +90,11 @@ class RmsRows:
         row = Int64(cute.arch.block_idx()[0] // plan.ctas) * plan.groups + group
         own = Int32(shared) + Int32(cute.arch.thread_idx()[0]) * 16
         start, end = Int32(lane) * plan.run, Int32(self.per_row)
+        rank = Int32(cute.arch.block_idx()[0] % plan.ctas)
         if cutlass.const_expr(plan.ctas > 1):
-            rank = Int32(cute.arch.block_in_cluster_idx()[0])
             start += rank * plan.part
             end = cutlass.min(end, (rank + 1) * plan.part)
-            cute.arch.cluster_arrive()
+            self.groups.start(shared + plan.kept_bytes)
         limit = cutlass.select_(row < Int64(x.shape[0]), end, Int32(0))
         if cutlass.const_expr(plan.tiles > 1 and plan.kept):
             for tile in cutlass.range_constexpr(plan.tiles):
@@ -104,16 +104,25 @@ class RmsRows:
         for tile in cutlass.range(plan.tiles, unroll=1):
             self._take(words, x, row, own, tile, start, limit)
             if cutlass.const_expr(plan.tiles == 1):
-                load_vectors(weights, weight.iterator.toint(), start, plan.threads, end, self.width, plan.run)
+                self._weights(weights, weight, start, end)
             total += self._squares(words)
+        ahead = plan.tiles > 1 and plan.kept  # the next tile's weights come while this one is finished
+        if cutlass.const_expr(ahead):
+            later = cute.make_rmem_tensor(4 * plan.vectors, Int32)
+            self._weights(later, weight, start, end)
         if cutlass.const_expr(plan.ctas > 1):
-            cute.arch.cluster_wait()  # all CTAs have started: their shared memory may be written
+            self.groups.wait_for_others()
         (total,) = self.groups.sum([total], shared + plan.kept_bytes, Int32(0))
         scale = reciprocal_square_root(total * Float32(1.0 / self.columns) + eps)
         for tile in cutlass.range(plan.tiles, unroll=1):
             at = start + tile * self.tile
+            if cutlass.const_expr(ahead):
+                for index in cutlass.range_constexpr(4 * plan.vectors):
+                    weights[index] = later[index]
+                self._weights(later, weight, at + self.tile, end)
+            elif cutlass.const_expr(plan.tiles > 1):
+                self._weights(weights, weight, at, end)
             if cutlass.const_expr(plan.tiles > 1):
-                load_vectors(weights, weight.iterator.toint(), at, plan.threads, end, self.width, plan.run)
                 self._take(words, x, row, own, tile, start, limit)
             for index in cutlass.range_constexpr(0, plan.vectors, plan.run):
                 vector = at + nth_vector(index, plan.threads, plan.run)
@@ -121,10 +130,13 @@ class RmsRows:
                     widen_pairs([given[index * 4 + part] for part in range(4 * plan.run)]) for given in (words, weights)
                 )
                 finish(row, vector, values, factors, scale, Int32(vector < limit))
-        part = Int32(lane // 32)
-        if cutlass.const_expr(plan.ctas > 1):
-            part += Int32(cute.arch.block_in_cluster_idx()[0]) * (plan.parts // plan.ctas)
+        part = rank * (plan.parts // plan.ctas) + lane // 32
         close(row, part, lane, Int32(row < Int64(x.shape[0])))
+
+    @cute.jit
+    def _weights(self, into: cute.Tensor, weight: cute.Tensor, first: Int32, end: Int32) -> None:
+        """This thread's weights of the tile that begins at its vector ``first``."""
+        load_vectors(into, weight.iterator.toint(), first, self.plan.threads, end, self.width, self.plan.run)
 
     @cute.jit
     def _fetch(self, x: cute.Tensor, row: Int64, own: Int32, tile: Int32, start: Int32, limit: Int32) -> None:

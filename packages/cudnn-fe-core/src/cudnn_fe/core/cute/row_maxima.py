@@ -18,25 +18,40 @@ _BLOCK = 256
 
 
 @cute.jit
-def row_maxima(stream: cuda.CUstream, values: cute.Tensor, maxima: cute.Tensor) -> None:
-    """Launch ``maxima[g]``, the largest of the g-th of as many equal parts of ``values``; NaN left out, at least 0."""
+def row_maxima(
+    stream: cuda.CUstream, values: cute.Tensor, maxima: cute.Tensor, early: cutlass.Constexpr = False
+) -> None:
+    """Launch ``maxima[g]``, the largest of the g-th of as many equal parts of ``values``; NaN left out, at least 0.
+
+    Args:
+        stream: Launch stream.
+        values: float32.
+        maxima: float32.
+        early: Whether to start, and to wait, while the kernel before it ends: on SM90 and up.
+    """
     many = values.shape[0] // maxima.shape[0]
     if many <= 4 * _NARROW:
-        _launch(stream, values, maxima, _NARROW)
+        _launch(stream, values, maxima, _NARROW, early)
     else:
-        _launch(stream, values, maxima, _WIDE)
+        _launch(stream, values, maxima, _WIDE, early)
 
 
 @cute.jit
-def _launch(stream: cuda.CUstream, values: cute.Tensor, maxima: cute.Tensor, threads: cutlass.Constexpr) -> None:
+def _launch(
+    stream: cuda.CUstream,
+    values: cute.Tensor,
+    maxima: cute.Tensor,
+    threads: cutlass.Constexpr,
+    early: cutlass.Constexpr,
+) -> None:
     groups = _BLOCK // threads
-    _maxima(values, maxima, threads).launch(
-        grid=((maxima.shape[0] - 1) // groups + 1, 1, 1), block=(_BLOCK, 1, 1), stream=stream
+    _maxima(values, maxima, threads, early).launch(
+        grid=((maxima.shape[0] - 1) // groups + 1, 1, 1), block=(_BLOCK, 1, 1), stream=stream, use_pdl=early
     )
 
 
 @cute.kernel
-def _maxima(values: cute.Tensor, maxima: cute.Tensor, threads: cutlass.Constexpr) -> None:
+def _maxima(values: cute.Tensor, maxima: cute.Tensor, threads: cutlass.Constexpr, early: cutlass.Constexpr) -> None:
     groups = RowGroups(threads, _BLOCK // threads)
     shared = SmemAllocator().allocate(4 * groups.shared_words(), 16).toint()
     group, lane = groups.place()
@@ -44,6 +59,8 @@ def _maxima(values: cute.Tensor, maxima: cute.Tensor, threads: cutlass.Constexpr
     many = Int32(values.shape[0]) // Int32(maxima.shape[0])
     inside = Int32(which < Int32(maxima.shape[0]))
     largest = Float32(0.0)
+    if cutlass.const_expr(early):
+        cute.arch.griddepcontrol_wait()
     for turn in cutlass.range((many + threads - 1) // threads, unroll=4):
         index = turn * threads + lane
         at = values.iterator.toint() + (Int64(which) * many + index) * 4

@@ -12,7 +12,8 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from cudnn_fe.core.cute.distributed import remote_address, store_remote
+from cudnn_fe.core.cute import bulk
+from cudnn_fe.core.cute.distributed import remote_address
 from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
 
 __all__ = ["RowGroups"]
@@ -35,7 +36,9 @@ class RowGroups:
     Attributes:
         threads: A power of two or a multiple of 128, at most 1024.
         groups: Rows at a time; 1 with a cluster.
-        ctas: CTAs of a cluster that share the row, a power of two. They must all have started: `cluster_sync` once.
+        ctas: CTAs of a cluster that share the row, a power of two. They call `start` early, `wait_for_others` before
+            the first reduction, and use each slot once: barriers of the cluster would make every reduction wait for all
+            of memory, and empty the L1 cache.
     """
 
     threads: int
@@ -49,13 +52,26 @@ class RowGroups:
 
     def shared_words(self, values: int = 1) -> int:
         """Words of shared memory for reductions of ``values`` values at once, both slots counted."""
-        return 2 * values * (self._warps() + self._mailboxes())
+        return 2 * values * (self._warps() + self._mailboxes()) + self._barriers() // 4
 
     def _warps(self) -> int:
         return max(self.block // _WARP, 4)
 
     def _mailboxes(self) -> int:
         return max(self.ctas, 4) if self.ctas > 1 else 0
+
+    def _barriers(self) -> int:
+        """Bytes before all else: a barrier for each slot."""
+        return 16 if self.ctas > 1 else 0
+
+    def start(self, shared: Any) -> None:
+        """Set the barriers and tell the cluster's other CTAs that this one has started."""
+        _set_barriers(shared)
+        cute.arch.cluster_arrive_relaxed()
+
+    def wait_for_others(self) -> None:
+        """Wait until all CTAs of the cluster have started: their shared memory may be written."""
+        cute.arch.cluster_wait()
 
     def place(self) -> tuple[Int32, Int32]:
         """This thread's group and its position in the row."""
@@ -85,11 +101,12 @@ class RowGroups:
     ) -> list[Float32]:
         values = _in_warp(threads, values, combine)
         size = len(values) * (self._warps() + self._mailboxes()) * 4
-        base = Int32(shared) + Int32(slot) * size
+        base = Int32(shared) + self._barriers() + Int32(slot) * size
         if threads > _WARP:
             values = _across_warps(threads, self._warps(), values, base, combine)
         if self.ctas > 1:
-            values = _across_ctas(self.ctas, values, base + len(values) * self._warps() * 4, combine)
+            boxes = base + len(values) * self._warps() * 4
+            values = _across_ctas(self.ctas, values, boxes, Int32(shared) + Int32(slot) * 8, combine)
         return values
 
 
@@ -125,17 +142,26 @@ def _across_warps(
     return results
 
 
-def _across_ctas(ctas: int, values: list[Any], mailbox: Int32, combine: Callable[[Any, Any], Any]) -> list[Any]:
+def _across_ctas(
+    ctas: int, values: list[Any], mailbox: Int32, barrier: Int32, combine: Callable[[Any, Any], Any]
+) -> list[Any]:
     boxes = max(ctas, 4)
-    _send(cute.arch.thread_idx()[0], values, mailbox, ctas, boxes)
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
+    _send(cute.arch.thread_idx()[0], values, mailbox, barrier, ctas, boxes)
+    bulk.wait(barrier, 0)
     results = []
     for index in range(len(values)):
         at = mailbox + index * boxes * 4
         parts = [part for start in range(0, boxes, 4) for part in load_shared(at + start * 4, 4, Float32)]
         results.append(_in_order(parts[:ctas], combine))
     return results
+
+
+@cute.jit
+def _set_barriers(shared: Int32) -> None:
+    if cute.arch.thread_idx()[0] == 0:
+        for slot in cutlass.range_constexpr(2):
+            bulk.set_barrier(shared + 8 * slot)
+        bulk.barriers_are_set()
 
 
 @cute.jit
@@ -147,11 +173,18 @@ def _publish(thread: Int32, values: cutlass.Constexpr, base: Int32, all_warps: c
 
 @cute.jit
 def _send(
-    thread: Int32, values: cutlass.Constexpr, mailbox: Int32, ctas: cutlass.Constexpr, boxes: cutlass.Constexpr
+    thread: Int32,
+    values: cutlass.Constexpr,
+    mailbox: Int32,
+    barrier: Int32,
+    ctas: cutlass.Constexpr,
+    boxes: cutlass.Constexpr,
 ) -> None:
     """Thread r writes this CTA's values into the mailbox of the cluster's CTA r."""
+    if thread == 0:
+        bulk.announce(barrier, 4 * ctas * len(values))
     if thread < ctas:
-        rank = cute.arch.block_in_cluster_idx()[0]
+        rank = cute.arch.block_idx()[0] % ctas  # the DSL's rank in a cluster divides by its run-time size
         for index in cutlass.range_constexpr(len(values)):
             place = remote_address(mailbox + (index * boxes + rank) * 4, thread)
-            store_remote(place, [values[index]])
+            bulk.send(place, values[index], remote_address(barrier, thread))

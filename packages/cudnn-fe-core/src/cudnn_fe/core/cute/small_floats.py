@@ -99,16 +99,23 @@ def clamped_magnitude(value: Any, largest: float) -> Float32:
     return magnitude
 
 
-# An fp16 holds E2M1's code in its own bits: 2^-14 of a value is subnormal in fp16 where the value is in E2M1, so the
-# code is the exponent and the upper significand bit, rounded in integers, two values at a time. What the conversion to
-# fp16 cuts off must still tell a value just above a tie from the tie, so it leaves a one behind, in the lowest bit that
-# survives in fp16's subnormals.
+# 2^-14 of a value is subnormal in fp16 where the value is in E2M1, so that fp16's bits hold the code: its last bit is
+# bit 9. What the conversion to fp16 cuts off must still tell a value just above a tie from the tie, so it leaves a one
+# behind, in the lowest bit that survives in fp16's subnormals. Rounding those bits to even takes five instructions of
+# the pipe of minima and shifts. Three of the following go to another: the code of a magnitude m is min(2 m, m + 2,
+# m / 2 + 4) rounded, since the three lines meet where the step doubles, and each line added to 1024 in one rounding
+# leaves the integer in the low bits.
 _KEEP_REST = "mov.b32 m, {0}; add.s32 t, m, 0x7FFF; and.b32 t, t, 0x8000; or.b32 m, m, t; mov.b32 {0}, m; "
-_TO_EVEN = "shr.u32 t, m, 9; and.b32 t, t, 0x00010001; add.s32 m, m, t; add.s32 m, m, 0x00FF00FF; "
-_AWAY = "add.s32 m, m, 0x01000100; "  # exact for what was cut off as well: it never reaches the next tie
+_TO_EVEN = (
+    "mov.b32 a, 0x78007800; mov.b32 b, 0x74007400; mov.b32 c, 0x70007000; "
+    "mov.b32 x, 0x64006400; mov.b32 y, 0x64026402; mov.b32 z, 0x64046404; "
+    "fma.rn.f16x2 a, m, a, x; fma.rn.f16x2 b, m, b, y; fma.rn.f16x2 c, m, c, z; "
+    "min.f16x2 m, a, b; min.f16x2 m, m, c; shl.b32 m, m, 12; "
+)
+_AWAY = "add.s32 m, m, 0x01000100; shl.b32 m, m, 3; "  # exact for what was cut off too: it never reaches the next tie
 _E2M1_PAIR = (
-    "{{ .reg .f32 lo, hi; .reg .b32 h, m, t; mov.f32 lo, $1; mov.f32 hi, $2; {rest}"
-    "cvt.rz.f16x2.f32 h, hi, lo; abs.f16x2 m, h; mov.b32 t, 0x0E000E00; min.f16x2 m, m, t; {round}shl.b32 m, m, 3; "
+    "{{ .reg .f32 lo, hi; .reg .b32 h, m, t, a, b, c, x, y, z; mov.f32 lo, $1; mov.f32 hi, $2; {rest}"
+    "cvt.rz.f16x2.f32 h, hi, lo; abs.f16x2 m, h; mov.b32 t, 0x0E000E00; min.f16x2 m, m, t; {round}"
     "lop3.b32 $0, m, h, 0x80008000, 0xD8; }}"
 )
 

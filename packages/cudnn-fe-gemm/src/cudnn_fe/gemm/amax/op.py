@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
+from cudnn_fe.core.block_scale.formats import BFLOAT16_NOTE
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError
 from cudnn_fe.core.op import Op, TensorRule
@@ -22,7 +23,7 @@ from cudnn_fe.gemm.scaled import (
     require_float32,
     require_scaled,
 )
-from cudnn_fe.gemm.scaled_kernels import KERNEL_NOTE, scaled_kernels
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 
 __all__ = ["AMAX", "GemmAmax"]
 
@@ -106,7 +107,6 @@ AMAX = Op(
     problem=GemmAmax,
     reference="cudnn_fe.gemm.amax.reference:gemm_amax",
     kernels=scaled_kernels("amax"),
-    reference_on_gpu=True,
     summary="Batched GEMM of MXFP8, MXFP4 or NVFP4 operands with the largest absolute value of the result.",
     formula=r"C_{mnl} = \sum_k A_{mkl} S^A_{m,\lfloor k/v \rfloor,l}\, B_{nkl} S^B_{n,\lfloor k/v \rfloor,l}, "
     r"\qquad \mathrm{amax} = \max |C|",
@@ -125,7 +125,7 @@ AMAX = Op(
         "The class takes the maximum of what its amax buffer holds and the result; start it at minus infinity or 0.",
         "Accepted beyond the vendor: FP8 results of FP8 operands, uint8 as packed FP4, any M, N, K and L from 0, rows "
         "that are not multiples of 16 bytes, every documented tile and cluster as hints, NumPy arrays.",
-        KERNEL_NOTE,
+        BFLOAT16_NOTE,
     ),
     results=("c_tensor", "amax_tensor"),
     legacy=("gemm_amax_wrapper_sm100", "GemmAmaxSm100", "gemm_amax_jax_sm100"),

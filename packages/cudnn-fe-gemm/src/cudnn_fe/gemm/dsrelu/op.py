@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
+from cudnn_fe.core.block_scale.formats import BFLOAT16_NOTE
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import StrideError
 from cudnn_fe.core.op import Op, TensorRule
@@ -14,7 +15,7 @@ from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT, require_dtype
 from cudnn_fe.gemm.scaled import ELEMENTS, FLOATS, PACKED_LAYOUT, RESULTS, SCALES
-from cudnn_fe.gemm.scaled_kernels import KERNEL_NOTE, scaled_kernels
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 from cudnn_fe.gemm.srelu.problem import SreluProblem, shared_fields
 
 __all__ = ["DSRELU", "GemmDsrelu"]
@@ -84,7 +85,6 @@ DSRELU = Op(
     problem=GemmDsrelu,
     reference="cudnn_fe.gemm.dsrelu.reference:gemm_dsrelu",
     kernels=scaled_kernels("dsrelu"),
-    reference_on_gpu=True,
     summary="Gradients of the squared-ReLU GEMM's pre-activation and row factors, recomputing the former.",
     formula=r"S = \alpha \hat A \hat B^T, \quad r = \max(S, 0), \quad D_{mnl} = 2 r_{mnl} C_{mnl} p_{ml}, "
     r"\quad dp_{ml} = \sum_n r_{mnl}^2 C_{mnl}",
@@ -108,7 +108,7 @@ DSRELU = Op(
         "Bit-equal from run to run on one device: dprob is a sum in fixed order, without atomics.",
         "The class adds dprob to what its buffer holds and takes the maximum of what its amax buffer holds.",
         "An FP8 D is quantised along N by the recipe `epilogue` of `cudnn_fe.core.block_scale`.",
-        KERNEL_NOTE,
+        BFLOAT16_NOTE,
     ),
     results=("d_tensor", "dprob_tensor", "amax_tensor", "sfd_tensor"),
     scalars=("alpha",),

@@ -257,7 +257,7 @@ class _Backward:
                     added = mma("tf32", p[projections], words, added)
                 results.append(added)
             if self.chunked:
-                results = self.beyond(given, at, weight, row, first, quarter, results)
+                results = self.beyond(given, at, weight, row + first, quarter, results, chunk)
             column = at.column + part * 8
             for i in range(2):
                 line = row + own[i]
@@ -267,13 +267,13 @@ class _Backward:
                 store_vector_bytes(target, words, 16, self.access, given.k - column, inside)
 
     def beyond(
-        self, given: _Given, at: _Lane, weight: Any, row: Any, first: int, quarter: int, results: Any
+        self, given: _Given, at: _Lane, weight: Any, row: Any, quarter: int, results: Any, chunk: Any
     ) -> list[list[Any]]:
         """The products with the projections past the first chunk, from global memory: right, not fast."""
         sums = cute.make_rmem_tensor(16, Float32)
         for index in range(16):
             sums[index] = results[index // 4][index % 4]
-        _add_beyond(given, at, weight, row + first, quarter, sums)
+        _add_beyond(given, at, weight, row, quarter, sums, cutlass.select_(chunk == 0, given.n, Int32(0)))
         return [[sums[4 * block + index] for index in range(4)] for block in range(4)]
 
     def add_weight_gradient(self, at: _Lane, first: int, tile_at: Any, p_at: Any, sums: Any) -> None:
@@ -334,10 +334,11 @@ class _Backward:
 
 
 @cute.jit
-def _add_beyond(given: Any, at: Any, weight: cute.Tensor, row: Int32, quarter: cutlass.Constexpr, sums: Any) -> None:
-    rows = Int32(weight.shape[0])
+def _add_beyond(
+    given: Any, at: Any, weight: cute.Tensor, row: Int32, quarter: cutlass.Constexpr, sums: Any, rows: Int32
+) -> None:
     base, step = weight.iterator.toint(), Int64(weight.stride[0]) * 4
-    for turn in cutlass.range((rows - _CHUNK + 7) // 8, unroll=1):
+    for turn in cutlass.range((cutlass.max(rows - _CHUNK, Int32(0)) + 7) // 8, unroll=1):
         first = _CHUNK + turn * 8 + at.pair
         p = [
             round_to_tf32(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from cudnn_fe.core.block_scale.formats import BFLOAT16_NOTE
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError
 from cudnn_fe.core.op import Op, Problem, TensorRule
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.gemm.scaled_kernels import KERNEL_NOTE, scaled_kernels
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 
 __all__ = ["BLOCK", "FORWARD", "HEAD", "PLAIN", "ROTATED", "GemmProjRope"]
 
@@ -144,7 +145,6 @@ FORWARD = Op(
     problem=GemmProjRope,
     reference="cudnn_fe.gemm.proj_rope.reference:gemm_proj_rope",
     kernels=scaled_kernels("proj_rope"),
-    reference_on_gpu=True,
     summary="Latent attention's query projection: GEMM, rotary embedding of each head's tail, MXFP8 in two directions.",
     formula=r"y = \mathrm{bf16}(X W^T), \quad v_{128+j} = y_{128+2j} c_j - y_{129+2j} s_j, \quad "
     r"v_{160+j} = y_{128+2j} s_{32+j} + y_{129+2j} c_{32+j}",
@@ -176,7 +176,7 @@ FORWARD = Op(
         "JAX arrays with w_out_in=False, NumPy arrays. Wrong dtypes and missing scales raise ValueErrors, "
         "the vendor's wrapper AssertionErrors.",
         "Bit-equal from run to run on one device.",
-        KERNEL_NOTE,
+        BFLOAT16_NOTE,
     ),
     results=("out_fp8_row", "out_scales_row", "out_fp8_col", "out_scales_col"),
     legacy=(

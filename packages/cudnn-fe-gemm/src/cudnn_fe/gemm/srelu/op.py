@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
+from cudnn_fe.core.block_scale.formats import BFLOAT16_NOTE
 from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT
 from cudnn_fe.gemm.scaled import ELEMENTS, PACKED_LAYOUT, RESULTS, SCALES, require_result
-from cudnn_fe.gemm.scaled_kernels import KERNEL_NOTE, scaled_kernels
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 from cudnn_fe.gemm.srelu.problem import SreluProblem, shared_fields
 
 __all__ = ["SRELU", "GemmSrelu"]
@@ -64,7 +65,6 @@ SRELU = Op(
     problem=GemmSrelu,
     reference="cudnn_fe.gemm.srelu.reference:gemm_srelu",
     kernels=scaled_kernels("srelu"),
-    reference_on_gpu=True,
     summary="Batched GEMM of quantised operands, squared ReLU and a factor for every row.",
     formula=r"S = \alpha \hat A \hat B^T, \quad C = \mathrm{cvt}(S), \quad D_{mnl} = p_{ml} \max(S_{mnl}, 0)^2",
     tensors=(
@@ -88,7 +88,7 @@ SRELU = Op(
         "The class takes the maximum of what its amax buffer holds and the result.",
         "Differentiable in prob_tensor; quantised operands carry no gradients: gemm_srelu_backward gives that of S.",
         "Accepted beyond the vendor: uint8 as packed FP4, any M, N, K and L from 0, NumPy arrays.",
-        KERNEL_NOTE,
+        BFLOAT16_NOTE,
     ),
     results=("c_tensor", "d_tensor", "amax_tensor", "sfd_tensor"),
     gradient="cudnn_fe.gemm.srelu.gradient:GRADIENT",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
+from cudnn_fe.core.block_scale.formats import BFLOAT16_NOTE
 from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
@@ -21,7 +22,7 @@ from cudnn_fe.gemm.scaled import (
     quantising_fields,
     require_result,
 )
-from cudnn_fe.gemm.scaled_kernels import KERNEL_NOTE, scaled_kernels
+from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 from cudnn_fe.gemm.swiglu.op import require_pairs, require_positive
 
 __all__ = ["SCALED", "GemmSwigluScaled"]
@@ -78,7 +79,6 @@ SCALED = Op(
     problem=GemmSwigluScaled,
     reference="cudnn_fe.gemm.swiglu_scaled.reference:gemm_swiglu_scaled",
     kernels=scaled_kernels("swiglu"),
-    reference_on_gpu=True,
     summary="GEMM of MXFP8, MXFP4 or NVFP4 operands followed by SwiGLU: the block-scaled mode of gemm_swiglu_forward.",
     formula=r"S = \alpha \hat A \hat B^T, \qquad "
     r"C_{m,\,32b+j,\,l} = X \cdot G \cdot \sigma(G), \quad X = S_{m,\,64b+j,\,l},\; G = S_{m,\,64b+32+j,\,l}",
@@ -104,7 +104,7 @@ SCALED = Op(
         "The class takes the maximum of what its amax buffer holds and the result.",
         "Accepted beyond the vendor: every listed dtype of AB12 and C together, both majors of results, uint8 as "
         "packed FP4, any M, K and L from 0, extents that are no multiples of the tile, NumPy arrays.",
-        KERNEL_NOTE,
+        BFLOAT16_NOTE,
     ),
     results=("ab12_tensor", "c_tensor", "sfc_tensor", "amax_tensor"),
     scalars=("alpha",),

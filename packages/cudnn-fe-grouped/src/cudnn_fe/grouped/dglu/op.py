@@ -87,6 +87,11 @@ class GroupedGemmDglu(GroupedRows):
             output("activation_tensor", (m if self.generate_activation else 0, n), "bfloat16", self.device),
         )
 
+    def written(self, xp: Any, operands: tuple[Any, ...]) -> Mapping[int, Any]:
+        """Rows up to the last end. Where a fresh dprob holds zeros behind it, they are added instead of left out."""
+        masks = super().written(xp, operands)
+        return {place: mask for place, mask in masks.items() if place != 1 or not self.zero_tail}
+
 
 EXAMPLE = """\
 import numpy as np

@@ -93,25 +93,29 @@ class _Gradients(ReadingEpilogue):
         spec = self.spec
         rows = [where.row + fragment_row(where.thread) + 8 * half for half in range(2)]
         scale, beta = given.alpha[where.batch], given.beta[where.batch]
+        scale = scale * scale
         probs = [given.prob[cutlass.min(row, where.end - 1)] for row in rows]
+        factors = probs if spec.round_product else [scale * prob for prob in probs]
         count = cute.size(block)
         d = cute.make_rmem_tensor((2 * count,), Float32)
         again = cute.make_rmem_tensor((count,), Float32)
         shares = [Float32(0.0), Float32(0.0)]
         for i in range(count):
             half = i // 2 % 2
-            product = block[i] * (scale * scale)
+            product = block[i]
             if spec.round_product:
-                product = product.to(element_type(spec.gemm.a_dtype)).to(Float32)
+                product = (product * scale).to(element_type(spec.gemm.a_dtype)).to(Float32)
             gate, up = read[i] * beta, read[count + i] * beta
             if spec.activation == "geglu":
                 of_up, of_gate, value = geglu_gradient(up, gate, *given.numbers)
             else:
                 of_up, of_gate, value = swiglu_gradient(up, gate)
-            weighted = product * probs[half]
+            weighted = product * factors[half]
             d[i], d[count + i] = weighted * of_gate, weighted * of_up
             again[i] = value * probs[half]
             shares[half] += product * value
+        if not spec.round_product:
+            shares = [share * scale for share in shares]
         _store_row_parts(given.row_parts, shares, where)
         if "dbias" in spec.wanted:
             _store_column_parts(given.column_parts, d, [Int32(row < where.end) for row in rows], where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.grouped.glu_scaled.op import NUMBERS
 from cudnn_fe.grouped.scaled.backward import ScaledBackward
+from cudnn_fe.grouped.scaled.backward_spec import backward_kernels
 from cudnn_fe.grouped.scaled.docs import ADDRESSES, EXAMPLE_OPERANDS, NORM, NOTES, PROB, ROWS, WEIGHTS, results
 from cudnn_fe.grouped.scaled.problem import RESULTS
 
@@ -50,7 +51,7 @@ BACKWARD = Op(
     package="cudnn-fe-grouped",
     problem=ScaledBackward,
     reference="cudnn_fe.grouped.scaled.reference_backward:scaled_backward",
-    kernels=(),
+    kernels=backward_kernels(len(NUMBERS)),
     reference_on_gpu=True,
     summary="The block-scaled mode of grouped_gemm_glu_backward: MXFP8, MXFP4 or NVFP4 operands, a gradient quantised "
     "by rows and columns.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.grouped.scaled.backward import ScaledBackward
+from cudnn_fe.grouped.scaled.backward_spec import backward_kernels
 from cudnn_fe.grouped.scaled.docs import ADDRESSES, AMAX, EXAMPLE_OPERANDS, NORM, NOTES, PROB, ROWS, WEIGHTS, results
 from cudnn_fe.grouped.scaled.problem import RESULTS
 
@@ -28,7 +29,7 @@ BACKWARD = Op(
     package="cudnn-fe-grouped",
     problem=ScaledBackward,
     reference="cudnn_fe.grouped.scaled.reference_backward:scaled_backward",
-    kernels=(),
+    kernels=backward_kernels(0),
     reference_on_gpu=True,
     summary="Grouped GEMM of MXFP8, MXFP4 or NVFP4 operands with the derivative of squared ReLU, and the activation "
     "again.",

@@ -6,6 +6,7 @@ from cudnn_fe.core.op import Op
 from cudnn_fe.grouped.dglu_scaled.op import AMAX, BETA, DGLU_NOTES, DPROB, FORMULA, C
 from cudnn_fe.grouped.glu_scaled.op import NUMBERS
 from cudnn_fe.grouped.scaled.backward import ScaledBackward
+from cudnn_fe.grouped.scaled.backward_spec import backward_kernels
 from cudnn_fe.grouped.scaled.docs import EXAMPLE_OPERANDS, NORM, PROB, ROWS, WEIGHTS, results
 
 __all__ = ["BACKWARD", "KEYS"]
@@ -31,7 +32,7 @@ BACKWARD = Op(
     package="cudnn-fe-grouped",
     problem=ScaledBackward,
     reference="cudnn_fe.grouped.scaled.reference_backward:scaled_backward",
-    kernels=(),
+    kernels=backward_kernels(len(NUMBERS)),
     reference_on_gpu=True,
     summary="Grouped GEMM of MXFP8, MXFP4 or NVFP4 operands with the derivative of SwiGLU; dense weights.",
     formula=FORMULA,

@@ -54,5 +54,6 @@ KERNELS = (
         refuse=portable_refusal,
         specialise=_specialise,
         targets=PORTABLE_TARGETS,
+        verified=("H200",),
     ),
 )

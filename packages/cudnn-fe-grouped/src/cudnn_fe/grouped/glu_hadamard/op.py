@@ -11,10 +11,11 @@ from cudnn_fe.core.errors import DTypeError
 from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.require import require_dtype, require_shape
 from cudnn_fe.core.tensor import TensorSpec
-from cudnn_fe.grouped.glu_scaled.op import FORMULA, C
+from cudnn_fe.grouped.glu_scaled.op import FORMULA, NUMBERS, C
 from cudnn_fe.grouped.operands import FLOATS, output
 from cudnn_fe.grouped.scaled.docs import ADDRESSES, BIAS, NOTES, NVFP4_OPERANDS, PROB, ROWS, WEIGHTS
 from cudnn_fe.grouped.scaled.forward import ScaledForward, forward_fields
+from cudnn_fe.grouped.scaled.forward_spec import forward_kernels
 from cudnn_fe.grouped.scaled.problem import is_fp4
 
 __all__ = ["FORWARD", "HADAMARD_NOTES", "KEYS", "GluHadamard", "require_fp4"]
@@ -89,7 +90,7 @@ FORWARD = Op(
     package="cudnn-fe-grouped",
     problem=GluHadamard,
     reference="cudnn_fe.grouped.glu_hadamard.reference:glu_hadamard",
-    kernels=(),
+    kernels=forward_kernels(len(NUMBERS), "cudnn_fe.grouped.glu_hadamard.portable"),
     reference_on_gpu=True,
     summary="Grouped GEMM of FP4 operands with an activation, and each expert's largest value before and after a "
     "Hadamard transform along its rows.",
@@ -117,7 +118,7 @@ FORWARD = Op(
         "Both maxima start at 0; NaN if a value is. A matrix given to the class is used, in every mode.",
     ),
     results=KEYS,
-    scalars=("linear_offset", "geglu_alpha", "glu_clamp_max", "glu_clamp_min", "situ_beta1", "situ_beta2"),
+    scalars=NUMBERS,
     legacy=("grouped_gemm_glu_hadamard_wrapper_sm100", "GroupedGemmGluHadamardSm100"),
     jax_name="grouped_gemm_glu_hadamard_jax_forward",
 )

@@ -14,10 +14,12 @@ from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError
 from cudnn_fe.core.op import Op, TensorRule
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.grouped.glu_hadamard.op import require_fp4
+from cudnn_fe.grouped.glu_hadamard_quant.kernel_spec import quant_scratch, quant_spec
 from cudnn_fe.grouped.glu_scaled.op import FORMULA, C
 from cudnn_fe.grouped.operands import output, require_multiple
 from cudnn_fe.grouped.scaled.docs import ADDRESSES, BIAS, NOTES, NVFP4_OPERANDS, PROB, ROWS, WEIGHTS
 from cudnn_fe.grouped.scaled.forward import ScaledForward, forward_fields
+from cudnn_fe.grouped.scaled.forward_spec import forward_kernels
 from cudnn_fe.grouped.scaled.problem import PACKED, is_fp4
 
 __all__ = ["FORWARD", "KEYS", "GluHadamardQuant"]
@@ -154,7 +156,7 @@ FORWARD = Op(
     package="cudnn-fe-grouped",
     problem=GluHadamardQuant,
     reference="cudnn_fe.grouped.glu_hadamard_quant.reference:glu_hadamard_quant",
-    kernels=(),
+    kernels=forward_kernels(2, "cudnn_fe.grouped.glu_hadamard_quant.portable", quant_spec, quant_scratch),
     reference_on_gpu=True,
     summary="Grouped GEMM of FP4 operands with an activation that is quantised to NVFP4, and its Hadamard transforms "
     "along columns and along rows.",

@@ -178,8 +178,9 @@ def _placed(
     across = xp.where(xp.take(counts, owner) < 64, 1, xp.take(counts, owner) // 64)
     high = width // 128
     feature = local // (4 * across) % high * 128 + local // (4 * across * high) % 4 * 32 + local // (16 * across * high)
-    block = xp.take(first, owner) + local % across * 4 + local // across % 4
-    inside = feature < width
+    own = local % across * 4 + local // across % 4
+    block = xp.take(first, owner) + own
+    inside = (feature < width) & (own < xp.take(each, owner)) & (local < xp.take(ends - begins, owner) * width // 16)
     flat = xp.reshape(scales, (-1,))
     found = xp.take(flat, xp.clip(block * width + feature, 0, flat.shape[0] - 1))
     packed = xp.where(inside, found, xp.zeros_like(found))

@@ -70,5 +70,6 @@ SCALED = Op(
     results=RESULT_KEYS,
     scalars=NUMBERS,
     jax_name="grouped_gemm_glu_jax_forward",
+    memory_cases="cudnn_fe.grouped.scaled.torch_bench:glu",
     gradient="cudnn_fe.grouped.scaled.gradient:GRADIENT",
 )

@@ -69,5 +69,6 @@ FORWARD = Op(
     results=RESULT_KEYS[1:],
     legacy=("grouped_gemm_quant_wrapper_sm100", "GroupedGemmQuantSm100"),
     jax_name="grouped_gemm_quant_jax_forward",
+    memory_cases="cudnn_fe.grouped.scaled.torch_bench:quant",
     gradient="cudnn_fe.grouped.scaled.gradient:GRADIENT",
 )

@@ -81,7 +81,7 @@ ROW_SUMS = Op(
             specialise=_architecture,
             targets=PORTABLE_TARGETS,
             scratch=_scratch,
-            opt_in=True,
+            verified=("H200",),
         ),
     ),
     summary="The sum of each expert's rows, in a fixed order.",

@@ -107,7 +107,7 @@ def backward_kernels(numbers: int) -> tuple[Kernel, ...]:
     def row(backend: Backend, targets: tuple[str, ...]) -> Kernel:
         return Kernel(
             backend=backend,
-            module="cudnn_fe.grouped.scaled.backward_kernel",
+            module="cudnn_fe.grouped.scaled.portable_backward",
             refuse=partial(product_refusal, backend),
             specialise=partial(backward_spec, backend=backend, numbers=numbers),
             targets=targets,

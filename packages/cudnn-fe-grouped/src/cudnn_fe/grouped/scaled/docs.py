@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cudnn_fe.core.block_scale.formats import BFLOAT16_NOTE
 from cudnn_fe.core.op import TensorRule
 from cudnn_fe.grouped.operands import FLOATS
 from cudnn_fe.grouped.scaled.problem import ELEMENTS, PACKED, RESULTS, SCALES
@@ -62,7 +63,7 @@ NOTES = (
     "quantised by the recipe `epilogue` of `cudnn_fe.core.block_scale`, along rows and, from the same float32 values, "
     "along columns; then value = D * scale / norm_const. FP8 results without scales saturate.",
     "amax is taken before rounding, NaN if a value is, minus infinity for an expert without rows. Bit-equal from run "
-    "to run; no atomics. Scale bytes of padding never reach a result.",
+    "to run. Scale bytes of padding never reach a result.",
     "Derivatives in alpha, prob, bias and row scale are recorded for results without scales; quantised operands carry "
     "none: the explicit backward functions take their gradients quantised.",
     "Weights behind addresses are read where they lie: device memory for CUDA tensors, host memory for others. The "
@@ -70,6 +71,7 @@ NOTES = (
     "Accepted beyond the vendor: any M, extents that are no multiples of 16 bytes, every listed dtype of C with every "
     "format, uint8 as packed FP4 pairs, NumPy arrays, FP8 weights with N contiguous in every form. Results that the "
     "vendor allocates and does not write are None.",
+    BFLOAT16_NOTE,
 )
 EXAMPLE_OPERANDS = """\
 import ml_dtypes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,6 +40,8 @@ class ForwardSpec:
         bias_dtype: Of the bias, None without.
         bias_access: Elements of it along N that may be read at once; 0 where they are no neighbours.
         row_scale: Whether there are further factors of the rows.
+        matrix_dtype: Of the matrix of a transform, None without.
+        scales: Whether results have packed scales.
         clamp: Bound of a squared ReLU, or None.
         numbers: How many numbers of the activation a launch is given.
         out_dtypes: Types of the outputs, in the op's order.
@@ -56,6 +59,8 @@ class ForwardSpec:
     bias_dtype: str | None
     bias_access: int
     row_scale: bool
+    matrix_dtype: str | None
+    scales: bool
     clamp: float | None
     numbers: int
     out_dtypes: tuple[str, ...]
@@ -92,6 +97,8 @@ def forward_spec(problem: Any, where: Device, *, backend: Backend, numbers: int)
         bias_dtype=_name(problem.bias_tensor),
         bias_access=_bias_access(problem.bias_tensor),
         row_scale=problem.row_scale_tensor is not None,
+        matrix_dtype=_name(getattr(problem, "hadamard_tensor", None)),
+        scales=any(spec.name.startswith("sf") and spec.size for spec in problem.outputs),
         clamp=problem.tanh_clamp_scale,
         numbers=numbers,
         out_dtypes=tuple(spec.dtype.name for spec in problem.outputs),
@@ -105,17 +112,29 @@ def _scratch(problem: Any, spec: Any) -> tuple[TensorSpec, ...]:
     return product_scratch(problem, spec.product)
 
 
-def forward_kernels(numbers: int) -> tuple[Kernel, ...]:
-    """The kernels of an op with so many numbers, best first: opt-in until every one of their GPU tests has passed."""
+def forward_kernels(
+    numbers: int,
+    module: str = "cudnn_fe.grouped.scaled.portable_forward",
+    specialise: Callable[..., Any] = forward_spec,
+    scratch: Callable[[Any, Any], tuple[TensorSpec, ...]] = _scratch,
+) -> tuple[Kernel, ...]:
+    """The kernels of an op, best first: opt-in until every one of their GPU tests is known to have passed.
+
+    Args:
+        numbers: How many numbers a launch is given.
+        module: With the launcher.
+        specialise: Makes what it is compiled for.
+        scratch: The memory it needs.
+    """
 
     def row(backend: Backend, targets: tuple[str, ...]) -> Kernel:
         return Kernel(
             backend=backend,
-            module="cudnn_fe.grouped.scaled.portable_forward",
+            module=module,
             refuse=partial(product_refusal, backend),
-            specialise=partial(forward_spec, backend=backend, numbers=numbers),
+            specialise=partial(specialise, backend=backend, numbers=numbers),
             targets=targets,
-            scratch=_scratch,
+            scratch=scratch,
             opt_in=True,
         )
 

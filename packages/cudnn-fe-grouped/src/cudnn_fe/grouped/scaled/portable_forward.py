@@ -24,13 +24,19 @@ from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.launch_sm90 import tensors_and_scalars
 from cudnn_fe.grouped.scaled.forward_spec import ForwardSpec
 from cudnn_fe.grouped.scaled.portable_product import ScaledProduct, fake_codes, fake_product_scratch
-from cudnn_fe.grouped.scaled.results import MATRIX, TileResults, kept, scale_walk
-from cudnn_fe.grouped.scaled.tile_rows import TileRows, load_rows
+from cudnn_fe.grouped.scaled.portable_results import MATRIX, TileResults, kept, scale_walk
+from cudnn_fe.grouped.scaled.portable_tile_rows import TileRows, load_rows
 
-__all__ = ["fake_arguments", "launcher"]
+__all__ = ["Forward", "fake_arguments", "fake_numbers", "fake_tensors", "launcher"]
 
 
-class _Forward:
+class Forward:
+    """The launches of one op; those that make more of an activation override what begins, ends and stores.
+
+    Args:
+        spec: What to compile for.
+    """
+
     def __init__(self, spec: ForwardSpec) -> None:
         self.spec = spec
         self.product = ScaledProduct(spec.product)
@@ -43,11 +49,13 @@ class _Forward:
             "norm": spec.norm,
             "bias": spec.bias_dtype is not None,
             "row_scale": spec.row_scale,
+            "matrix": spec.matrix_dtype is not None,
         }
         return [*((name, True) for name in ("a", "b", "sfa", "sfb", "offsets", "alpha")), *optional.items()]
 
     @cute.jit
     def __call__(self, stream: cuda.CUstream, *arguments: Any, **scalars: Any) -> None:
+        """Launch on ``stream``: operands, outputs, scratch, numbers."""
         spec = self.spec
         tensors, numbers = arguments, ()
         if cutlass.const_expr(spec.numbers > 0):
@@ -59,16 +67,18 @@ class _Forward:
         m, n = Int32(given.a.shape[0]), Int32(outputs[0].shape[1])
         k = Int32(given.a.shape[1]) * (2 if spec.product.element == "float4_e2m1fn" else 1)
         product, ends = self.product.launch(
-            stream, given.a, given.b, given.sfa, given.sfb, given.offsets, (m, n, k), scratch
+            stream, given.a, given.b, given.sfa, given.sfb, given.offsets, (m, n, k), scratch[: self.product.scratch]
         )
-        if cutlass.const_expr(spec.result.keep_amax):
-            clear_amax(stream, outputs[3], float("-inf"))
+        more = tuple(scratch[self.product.scratch :])
+        self.begin(stream, outputs)
         blocks, walk = tile_walk(m, n, 1)
-        if cutlass.const_expr(len(spec.result.recipes) > 0):
+        if cutlass.const_expr(spec.scales):
             blocks, walk = scale_walk(m, n, 2 if spec.gated else 1)
         factors = (given.alpha, given.prob, given.norm, given.bias, given.row_scale)
-        kernel = self.kernel(product, ends, (m, n), factors, tuple(outputs), tuple(map(Float32, numbers)), walk)
+        numbers = tuple(map(Float32, numbers))
+        kernel = self.kernel(product, ends, (m, n), factors, tuple(outputs), more, numbers, walk)
         kernel.launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
+        self.end(stream, ends, m, given.matrix, outputs, more, numbers)
 
     @cute.kernel
     def kernel(
@@ -78,6 +88,7 @@ class _Forward:
         extents: Any,
         factors: Any,
         outputs: Any,
+        scratch: Any,
         numbers: Any,
         walk: Any,
     ) -> None:
@@ -91,36 +102,43 @@ class _Forward:
         scale = rows.load(alpha, rows.expert)
         if cutlass.const_expr(row_scale is not None):
             scale = multiply(scale, rows.load(row_scale, rows.row))
-        gate = Float32(1.0)
-        if cutlass.const_expr(prob is not None):
-            gate = rows.load(prob, rows.row)
-        gates = rows.of_lane(gate, at, SIDE) if cutlass.const_expr(prob is not None) else None
+        gate = None if cutlass.const_expr(prob is None) else rows.load(prob, rows.row)
         sums = load_rows(product, matrix, at, SIDE)
-        scales = rows.of_lane(scale, at, SIDE)
-        values = [[multiply(value, by) for value in row] for row, by in zip(sums, scales, strict=True)]
+        values = _weighted(sums, rows.of_lane(scale, at, SIDE))
         if cutlass.const_expr(bias is not None):
             experts = rows.of_lane(rows.expert, at, SIDE)
             shifts = self.bias(bias, at, experts, inside, matrix.columns - at.column)
             if cutlass.const_expr(spec.epilogue == "none" and prob is not None):
-                shifts = _weighted(shifts, gates)
+                shifts = _weighted(shifts, rows.of_lane(gate, at, SIDE))
             values = [[add(x, y) for x, y in zip(*pair, strict=True)] for pair in zip(values, shifts, strict=True)]
         values = kept(values, inside, matrix.columns - at.column)
-        before = TileResults(spec.result, offsets, rows, matrix, None)
         if cutlass.const_expr(spec.c_dtype is not None):
-            before.store(outputs[0], values, at, spec.access)
-        place, width = at, matrix.columns
+            TileResults(spec.result, offsets, rows, matrix, None).store(outputs[0], values, at, spec.access)
+        place = at
         if cutlass.const_expr(spec.gated):
-            values, place = self.gated(values, at, rows, numbers)
-            width = matrix.columns // 2
-            inside, gates = self.halved(rows, gate, place, prob is not None)
-            values = values if gates is None else _weighted(values, gates)
-        elif cutlass.const_expr(spec.epilogue == "srelu"):
-            values = self.squared(values, gates)
-        elif cutlass.const_expr(prob is not None and bias is None):
-            values = _weighted(values, gates)
-        values = kept(values, inside, width - place.column)
-        results = TileResults(spec.result, offsets, rows, replace(matrix, columns=width), norm)
-        results.finish(values, place, spec.result_access, outputs[1], outputs[2], outputs[3], outputs[4:6])
+            values, place = self.gated(values, at, numbers)
+            matrix = replace(matrix, columns=matrix.columns // 2)
+        count = len(values)
+        gates = None if cutlass.const_expr(prob is None) else rows.of_lane(gate, place, count)
+        values = kept(
+            self.activated(values, gates), rows.of_lane(rows.inside, place, count), matrix.columns - place.column
+        )
+        self.store(TileResults(spec.result, offsets, rows, matrix, norm), values, place, outputs, scratch, numbers)
+
+    def begin(self, stream: Any, outputs: Any) -> None:
+        """Launch what results start from."""
+        if self.spec.result.keep_amax:
+            clear_amax(stream, outputs[3], float("-inf"))
+
+    def end(self, stream: Any, ends: Any, rows: Any, matrix: Any, outputs: Any, scratch: Any, numbers: Any) -> None:
+        """Launch what reads results of whole matrices."""
+
+    def store(
+        self, results: TileResults, values: Any, place: LanePlace, outputs: Any, scratch: Any, numbers: Any
+    ) -> None:
+        """The results of a tile's activation."""
+        del scratch, numbers
+        results.finish(values, place, self.spec.result_access, outputs[1], outputs[2], outputs[3], outputs[4:6])
 
     def bias(self, bias: Any, at: LanePlace, experts: list[Any], inside: list[Any], left: Any) -> list[list[Float32]]:
         """Each row's expert's bias of a lane's eight columns."""
@@ -139,12 +157,11 @@ class _Forward:
             found.append(widen(kind, words, SIDE))
         return found
 
-    def gated(self, values: Any, at: LanePlace, rows: TileRows, numbers: Any) -> tuple[list[list[Any]], LanePlace]:
+    def gated(self, values: Any, at: LanePlace, numbers: Any) -> tuple[list[list[Any]], LanePlace]:
         """The activation of the tile's 32 gate and 32 up columns, which lie four lanes apart.
 
         Lanes with gates finish the first four rows, those with up columns the others.
         """
-        del rows
         vector = cute.arch.thread_idx()[0] % 8
         has_gate = vector < 4
         results = []
@@ -169,10 +186,12 @@ class _Forward:
             return geglu(up, gate, offset, alpha, high, low)
         return situglu(up, gate, beta1, beta2)
 
-    def halved(self, rows: TileRows, gate: Any, place: LanePlace, weighted: bool) -> tuple[list[Any], Any]:
-        """What belongs to the four rows of a lane."""
-        inside = rows.of_lane(rows.inside, place, SIDE // 2)
-        return inside, rows.of_lane(gate, place, SIDE // 2) if weighted else None
+    def activated(self, values: list[list[Any]], gates: Any) -> list[list[Any]]:
+        """Values, gated or not yet activated, times the rows' factors."""
+        if self.spec.epilogue == "srelu":
+            return self.squared(values, gates)
+        plain = self.spec.epilogue == "none" and self.spec.bias_dtype is not None
+        return values if gates is None or plain else _weighted(values, gates)
 
     def squared(self, values: list[list[Any]], gates: Any) -> list[list[Any]]:
         """The squared ReLU, bounded or not, times the rows' factors."""
@@ -196,21 +215,32 @@ def _weighted(values: list[list[Any]], gates: Any) -> list[list[Any]]:
 
 def launcher(spec: ForwardSpec) -> Any:
     """The host function ``launch(stream, *operands, *outputs, *scratch, *numbers)`` of a spec, to be compiled."""
-    return _Forward(spec)
+    return Forward(spec)
 
 
 def fake_arguments(spec: ForwardSpec) -> tuple[Any, ...]:
     """Symbolic stand-ins in the launcher's order."""
+    return (*fake_tensors(spec), *fake_numbers(spec))
+
+
+def fake_numbers(spec: ForwardSpec) -> tuple[Any, ...]:
+    """Stand-ins for the numbers of a launch."""
+    return tuple(Float32(0.0) for _ in range(spec.numbers))
+
+
+def fake_tensors(spec: ForwardSpec) -> tuple[Any, ...]:
+    """Stand-ins for operands, outputs and the product's scratch."""
     (a, sfa), (b, sfb) = fake_codes(spec.product.a), fake_codes(spec.product.b)
     given = [a, b, sfa, sfb, _vector("int32"), _vector("float32")]
     given += [_vector(spec.prob_dtype)] if spec.prob_dtype else []
-    given += [fake_tensor("float32", -1, rank=1, alignment=4)] if spec.norm else []
+    given += [_vector("float32")] if spec.norm else []
     if spec.bias_dtype:
         size = dtype(spec.bias_dtype).itemsize
         given.append(fake_tensor(spec.bias_dtype, -1, rank=2, alignment=min(size * max(spec.bias_access, 1), 16)))
     given += [_vector("float32")] if spec.row_scale else []
+    given += [fake_tensor(spec.matrix_dtype, -1, rank=2, alignment=2)] if spec.matrix_dtype else []
     outputs = [fake_tensor(kind, -1, rank=rank) for kind, rank in zip(spec.out_dtypes, spec.out_ranks, strict=True)]
-    return (*given, *outputs, *fake_product_scratch(spec.product), *(Float32(0.0) for _ in range(spec.numbers)))
+    return (*given, *outputs, *fake_product_scratch(spec.product))
 
 
 def _vector(kind: str) -> Any:

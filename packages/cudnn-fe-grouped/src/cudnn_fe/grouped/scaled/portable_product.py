@@ -21,6 +21,7 @@ from cudnn_fe.core.cute.block_tiles import THREADS, LanePlace, Matrix, ScalePlac
 from cudnn_fe.core.cute.expert_rows import row_range
 from cudnn_fe.core.cute.matrix_part import load_address
 from cudnn_fe.core.cute.row_vectors import store_global
+from cudnn_fe.core.cute.small_floats import has_fp8
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.scaled.product_spec import SIDE, CodesSpec, ProductSpec
 
@@ -36,12 +37,16 @@ def last_end(offsets: cute.Tensor, rows: Int32) -> Int32:
     return begin + count
 
 
+def _native(spec: ProductSpec) -> bool:
+    return has_fp8(spec.rows.gemm.arch)
+
+
 class _Rows(DequantizeTiles):
     """Rows up to the last end; what lies behind is neither read nor written."""
 
     def __init__(self, spec: ProductSpec) -> None:
         place = ScalePlace(columns=False, block=spec.block, packed=True)
-        super().__init__(spec.element, place, spec.scale, spec.a.access, SIDE, _ROWS, _ROWS)
+        super().__init__(spec.element, place, spec.scale, spec.a.access, SIDE, _ROWS, _ROWS, _native(spec))
 
     @cute.jit
     def launch_rows(
@@ -70,7 +75,7 @@ class _Weights(DequantizeTiles):
         along_k = spec.b.major == "k"
         dims = (0, 1, 2) if along_k else (0, 2, 1)
         place = ScalePlace(columns=not along_k, block=spec.block, packed=True)
-        super().__init__(spec.element, place, spec.scale, spec.b.access, SIDE, dims, dims)
+        super().__init__(spec.element, place, spec.scale, spec.b.access, SIDE, dims, dims, _native(spec))
         self.addressed = spec.b.rank == 1
 
     @cute.jit

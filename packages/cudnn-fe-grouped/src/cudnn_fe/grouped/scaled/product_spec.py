@@ -100,9 +100,9 @@ def _weights(problem: ScaledRows) -> CodesSpec:
 
 def product_spec(problem: ScaledRows, where: Device, backend: Backend) -> ProductSpec:
     """What the product of a problem is compiled for."""
-    rows, n, _, groups = problem.extents
+    rows, n, k, groups = problem.extents
     b = _weights(problem)
-    tile = choose_rows_tile(rows, groups, n, where.multiprocessors) if backend == "sm90" else None
+    tile = choose_rows_tile(rows, groups, n, k, where.multiprocessors) if backend == "sm90" else None
     gemm = GemmSpec("bfloat16", "bfloat16", ("float32",), b_major=b.major, tile=tile, arch=where.arch)
     return ProductSpec(
         element=problem.format.element.name,

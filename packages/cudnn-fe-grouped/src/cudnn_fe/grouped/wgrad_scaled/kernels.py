@@ -57,12 +57,12 @@ def _scratch(problem: Any, spec: Any) -> tuple[TensorSpec, ...]:
 def _row(backend: Backend, refuse: Any, targets: tuple[str, ...]) -> Kernel:
     return Kernel(
         backend=backend,
-        module="cudnn_fe.grouped.wgrad_scaled.kernel",
+        module="cudnn_fe.grouped.wgrad_scaled.portable",
         refuse=refuse,
         specialise=partial(_specialise, backend=backend),
         targets=targets,
         scratch=_scratch,
-        opt_in=True,
+        verified=("H200",),
     )
 
 

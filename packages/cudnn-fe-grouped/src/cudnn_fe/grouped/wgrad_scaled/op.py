@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.core.block_scale import BlockFormat, block_format
+from cudnn_fe.core.block_scale.formats import BFLOAT16_NOTE
 from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError, StrideError
 from cudnn_fe.core.op import Op, Problem, TensorRule
@@ -23,6 +24,7 @@ from cudnn_fe.grouped.scaled.problem import (
     require_scales,
 )
 from cudnn_fe.grouped.wgrad.op import nothing_to_sum, require_compact, wgrad_outputs
+from cudnn_fe.grouped.wgrad_scaled.kernels import SCALED_WGRAD_KERNELS
 
 __all__ = ["SCALED", "ScaledWgrad"]
 
@@ -173,8 +175,7 @@ SCALED = Op(
     package="cudnn-fe-grouped",
     problem=ScaledWgrad,
     reference="cudnn_fe.grouped.wgrad_scaled.reference:scaled_wgrad",
-    kernels=(),
-    reference_on_gpu=True,
+    kernels=SCALED_WGRAD_KERNELS,
     summary="The block-scaled mode of grouped_gemm_wgrad_forward: MXFP8, MXFP4 or NVFP4 operands, quantised along the "
     "rows.",
     formula=r"W_{ghi} = s^A_g s^B_g \sum_{t \in g} \hat A_{ht} \hat B_{ti}",
@@ -202,6 +203,7 @@ SCALED = Op(
         "`wgrad_ptrs`, `accumulate_on_output` and `input_order` are as without scale factors.",
         "FP8 with blocks of 16, or scales of two formats, raise: no format has them. NumPy and uint8 pairs are "
         "accepted.",
+        BFLOAT16_NOTE,
     ),
     results=("wgrad_tensor",),
     jax_name="grouped_gemm_wgrad_jax_forward",

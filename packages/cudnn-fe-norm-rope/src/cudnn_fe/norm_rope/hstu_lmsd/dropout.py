@@ -1,4 +1,4 @@
-"""The dropout contract on the host: threshold and scale from the ratio, key words from the seed."""
+"""The dropout contract: planes of random words; threshold and scale from the ratio, key words from the seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from cudnn_fe.core.errors import OptionError
 
-__all__ = ["Dropout", "checked_ratio", "dropout", "key_words", "require_mask", "signed_word"]
+__all__ = ["GATE", "PRODUCT", "Dropout", "X", "checked_ratio", "dropout", "key_words", "require_mask", "signed_word"]
+
+PRODUCT, X, GATE = 0, 1, 2  # planes of the counter, and bits of the mask
 
 Dropout = tuple[float, int]
 """Scale of what is kept, and the smallest 32-bit word that is kept."""

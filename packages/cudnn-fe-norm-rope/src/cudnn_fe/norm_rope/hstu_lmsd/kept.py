@@ -9,14 +9,12 @@ from cutlass import Int32
 from cudnn_fe.core.cute.philox import philox4x32
 from cudnn_fe.core.cute.ptx_base import assemble, permute_bytes
 
-__all__ = ["GATE", "PRODUCT", "X", "kept_pairs", "mask_words"]
-
-PRODUCT, X, GATE = 0, 1, 2  # planes of the counter, and bits of the mask
+__all__ = ["kept_pairs", "mask_words"]
 
 _SIGNS = (0x9988, 0xBBAA)  # the signs of bytes 0 and 1, and of 2 and 3, each over two bytes
 
 
-def mask_words(place: tuple[Any, Any], planes: list[int], threshold: Any, key: tuple[Any, Any]) -> list[Int32]:
+def mask_words(place: tuple[Any, Any], planes: tuple[int, ...], threshold: Any, key: tuple[Any, Any]) -> list[Int32]:
     """The mask of a vector, a byte for each element: the bits of the planes whose word is at least the threshold.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.core.device import Device
@@ -20,11 +20,12 @@ from cudnn_fe.core.require import (
 from cudnn_fe.core.row_plan import RowPlan, row_plan
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
+from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
 
-__all__ = ["BACKWARD", "BACKWARD_BLOCKS", "FORWARD", "LmsdBackward", "LmsdForward", "LmsdSpec"]
+__all__ = ["BACKWARD", "FORWARD", "LmsdBackward", "LmsdForward", "LmsdSpec"]
 
 _MOST_COLUMNS = 1016
-BACKWARD_BLOCKS = 3  # on one multiprocessor: what registers leave room for
+_BACKWARD_BLOCK = 512  # threads: one such block on a multiprocessor has registers and rows under way enough
 _FLAGS = ("apply_u_silu", "concat_u", "concat_x")
 
 
@@ -57,9 +58,9 @@ class LmsdSpec:
     arch: str
 
     @property
-    def segments(self) -> int:
-        """Segments of a row of y."""
-        return 1 + self.concat_u + self.concat_x
+    def planes(self) -> tuple[int, ...]:
+        """What the segments of a row of y are, as planes of the counter and bits of the mask."""
+        return (*((GATE,) if self.concat_u else ()), *((X,) if self.concat_x else ()), PRODUCT)
 
 
 def _require_matrix(spec: TensorSpec, shape: tuple[int, int], layout: str) -> None:
@@ -237,10 +238,10 @@ class LmsdBackward(Problem):
 
 
 def _specialise(problem: Any, where: Device) -> LmsdSpec:
-    backward = isinstance(problem, LmsdBackward)
+    backward, columns = isinstance(problem, LmsdBackward), problem.x_tensor.shape[1]
     return LmsdSpec(
-        columns=problem.x_tensor.shape[1],
-        plan=row_plan(problem.x_tensor.shape[1], vectors=2),
+        columns=columns,
+        plan=_backward_plan(columns) if backward else row_plan(columns, vectors=2),
         apply_u_silu=problem.apply_u_silu,
         concat_u=problem.concat_u,
         concat_x=problem.concat_x,
@@ -252,9 +253,14 @@ def _specialise(problem: Any, where: Device) -> LmsdSpec:
     )
 
 
+def _backward_plan(columns: int) -> RowPlan:
+    plan = row_plan(columns, vectors=1)
+    return replace(plan, groups=_BACKWARD_BLOCK // plan.threads)
+
+
 def _partials(problem: LmsdBackward, spec: LmsdSpec) -> tuple[TensorSpec, ...]:
     rows, columns = problem.x_tensor.shape
-    blocks = max(min(BACKWARD_BLOCKS * spec.multiprocessors, -(-rows // spec.plan.groups)), 1)
+    blocks = max(min(spec.multiprocessors, -(-rows // spec.plan.groups)), 1)
     names = ("dweight_partials", "dbias_partials") if spec.compute_dweight else ("dbias_partials",)
     return tuple(TensorSpec((blocks, columns), (columns, 1), dtype("float32"), problem.device, 16, n) for n in names)
 

@@ -9,7 +9,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
-from cudnn_fe.core.cute.activations import silu
+from cudnn_fe.core.cute.activations import sigmoid, silu
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
 from cudnn_fe.core.cute.exact import divide, square_root
@@ -17,12 +17,15 @@ from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.row_reduce import RowGroups
 from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_global, store_words
 from cudnn_fe.core.cute.small_floats import as_bits
-from cudnn_fe.norm_rope.hstu_lmsd.kept import GATE, PRODUCT, X, kept_pairs, mask_words
+from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
+from cudnn_fe.norm_rope.hstu_lmsd.kept import kept_pairs, mask_words
 from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
 
 __all__ = ["fake_arguments", "launcher"]
 
 _BLOCKS = 8  # on one multiprocessor: the random words are integer arithmetic, which more warps keep busy
+
+_SCALARS = {"eps": Float32, "scale": Float32, "threshold": Int32, "seed_low": Int32, "seed_high": Int32}
 
 
 class _Forward:
@@ -30,25 +33,15 @@ class _Forward:
         self.spec, self.plan = spec, spec.plan
         self.per_row = spec.columns // VECTOR
         self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
-        self.planes = [*([GATE] if spec.concat_u else []), *([X] if spec.concat_x else []), PRODUCT]  # y's segments
 
     @cute.jit
-    def launch(
-        self,
-        stream: cuda.CUstream,
-        tensors: cutlass.Constexpr,
-        mask: Any,
-        eps: Float32,
-        scale: Float32,
-        threshold: Int32,
-        key: cutlass.Constexpr,
-        seed: Any,
-    ) -> None:
+    def __call__(self, stream: cuda.CUstream, *arguments: Any, **constants: Any) -> None:
+        tensors, scalars = _without_scalars(arguments, constants)
+        seed = tensors.pop(4) if cutlass.const_expr(self.spec.seed_operand) else None
+        mask = tensors.pop() if cutlass.const_expr(self.spec.dropout) else None
         x, u, weight, bias, y, mean, rstd = tensors
-        grid = ((x.shape[0] - 1) // self.plan.groups + 1, 1, 1)
-        low, high = key
-        self.kernel(x, u, weight, bias, seed, y, mean, rstd, mask, eps, scale, threshold, low, high).launch(
-            grid=grid,
+        self.kernel(x, u, weight, bias, seed, y, mean, rstd, mask, *scalars).launch(
+            grid=((x.shape[0] - 1) // self.plan.groups + 1, 1, 1),
             block=(self.groups.block, 1, 1),
             stream=stream,
             min_blocks_per_mp=_BLOCKS,
@@ -92,7 +85,7 @@ class _Forward:
         if cutlass.const_expr(self.spec.dropout):
             # Before anything waits for the loads: the random words need none of them.
             for index in cutlass.range_constexpr(self.plan.vectors):
-                masks.append(mask_words((Int32(row), vectors[index]), self.planes, threshold, (low, high)))
+                masks.append(mask_words((Int32(row), vectors[index]), self.spec.planes, threshold, (low, high)))
                 at = mask.iterator.toint() + row * self.spec.columns + Int64(vectors[index]) * VECTOR
                 store_global(at, masks[index], 8, valid[index])
         total, squares = Float32(0.0), Float32(0.0)
@@ -111,95 +104,36 @@ class _Forward:
             store_global(statistic.iterator.toint() + row * 4, [as_bits(value)], 4, first)
         for index in cutlass.range_constexpr(self.plan.vectors):
             x8, u8, w8, b8 = (widen_pairs([part[index * 4 + word] for word in range(4)]) for part in (xs, us, ws, bs))
-            gate = u8
-            if cutlass.const_expr(self.spec.apply_u_silu):
-                gate = [silu(value) for value in u8]
+            gate = [self.gate(value, scale) for value in u8]
             product = [((a - centre) * spread * w + b) * g for a, w, b, g in zip(x8, w8, b8, gate, strict=True)]
             values = {GATE: gate, X: x8, PRODUCT: product}
+            if cutlass.const_expr(self.spec.dropout):
+                values[X] = [value * scale for value in x8]
             target = row_address(y, row) + Int64(vectors[index]) * 16
-            for place, plane in enumerate(self.planes):
-                segment = values[plane]
+            for place, plane in enumerate(self.spec.planes):
+                words = narrow_pairs(values[plane])
                 if cutlass.const_expr(self.spec.dropout):
-                    words = kept_pairs(narrow_pairs([value * scale for value in segment]), masks[index], plane)
-                else:
-                    words = narrow_pairs(segment)
+                    words = kept_pairs(words, masks[index], plane)
                 store_words(target + place * (self.spec.columns * 2), words, 16, valid[index])
 
-
-class _WithoutDropout(_Forward):
-    @cute.jit
-    def __call__(
-        self,
-        stream: cuda.CUstream,
-        x: cute.Tensor,
-        u: cute.Tensor,
-        weight: cute.Tensor,
-        bias: cute.Tensor,
-        y: cute.Tensor,
-        mean: cute.Tensor,
-        rstd: cute.Tensor,
-        eps: Float32,
-        scale: Float32,
-        threshold: Int32,
-        seed_low: Int32,
-        seed_high: Int32,
-    ) -> None:
-        tensors = (x, u, weight, bias, y, mean, rstd)
-        self.launch(stream, tensors, None, eps, scale, Int32(threshold), (Int32(seed_low), Int32(seed_high)), None)
+    def gate(self, value: Any, scale: Any) -> Any:
+        """The gate with dropout's scale, which then is the product's too; in SiLU it costs nothing."""
+        if not self.spec.dropout:
+            return silu(value) if self.spec.apply_u_silu else value
+        return value * (sigmoid(value, scale) if self.spec.apply_u_silu else scale)
 
 
-class _WithDropout(_Forward):
-    @cute.jit
-    def __call__(
-        self,
-        stream: cuda.CUstream,
-        x: cute.Tensor,
-        u: cute.Tensor,
-        weight: cute.Tensor,
-        bias: cute.Tensor,
-        y: cute.Tensor,
-        mean: cute.Tensor,
-        rstd: cute.Tensor,
-        mask: cute.Tensor,
-        eps: Float32,
-        scale: Float32,
-        threshold: Int32,
-        seed_low: Int32,
-        seed_high: Int32,
-    ) -> None:
-        tensors = (x, u, weight, bias, y, mean, rstd)
-        self.launch(stream, tensors, mask, eps, scale, Int32(threshold), (Int32(seed_low), Int32(seed_high)), None)
-
-
-class _WithSeedOperand(_Forward):
-    @cute.jit
-    def __call__(
-        self,
-        stream: cuda.CUstream,
-        x: cute.Tensor,
-        u: cute.Tensor,
-        weight: cute.Tensor,
-        bias: cute.Tensor,
-        seed: cute.Tensor,
-        y: cute.Tensor,
-        mean: cute.Tensor,
-        rstd: cute.Tensor,
-        mask: cute.Tensor,
-        eps: Float32,
-        scale: Float32,
-        threshold: Int32,
-        seed_low: Int32,
-        seed_high: Int32,
-    ) -> None:
-        tensors = (x, u, weight, bias, y, mean, rstd)
-        self.launch(stream, tensors, mask, eps, scale, Int32(threshold), (Int32(seed_low), Int32(seed_high)), seed)
+def _without_scalars(arguments: tuple[Any, ...], constants: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Tensors, and eps, scale, threshold and the seed's words: after the tensors, or by name as JAX gives them."""
+    tensors, scalars = list(arguments), [constants.get(name) for name in _SCALARS]
+    if not constants:
+        tensors, scalars = tensors[: -len(_SCALARS)], tensors[-len(_SCALARS) :]
+    return tensors, [kind(value) for kind, value in zip(_SCALARS.values(), scalars, strict=True)]
 
 
 def launcher(spec: LmsdSpec) -> Any:
     """The host function ``launch(stream, x, u, weight, bias[, seed], y, mean, rstd[, mask], scalars...)`` of a spec."""
-    if not spec.dropout:
-        return _WithoutDropout(spec)
-    return _WithSeedOperand(spec) if spec.seed_operand else _WithDropout(spec)
+    return _Forward(spec)
 
 
 def fake_arguments(spec: LmsdSpec) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudnn_fe.norm_rope.arrays import sigmoid, to_bfloat16, wide
+from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
 
 if TYPE_CHECKING:
     from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdBackward, LmsdForward
@@ -16,7 +17,6 @@ __all__ = ["backward", "forward", "philox_words"]
 
 _WORD, _HALF = 0xFFFFFFFF, 0xFFFF
 _WEYL = (0x9E3779B9, 0xBB67AE85)
-_PRODUCT, _X, _GATE = 0, 1, 2  # planes of the counter, and bits of the mask
 
 
 def forward(
@@ -42,11 +42,11 @@ def forward(
     rstd = 1.0 / xp.sqrt(variance + eps)
     gate = wide_u * sigmoid(xp, wide_u) if problem.apply_u_silu else wide_u
     product = ((wide_x - mean[:, None]) * rstd[:, None] * wide(xp, weight) + wide(xp, bias)) * gate
-    segments = [(product, _PRODUCT)]
+    segments = [(product, PRODUCT)]
     if problem.concat_x:
-        segments = [(wide_x, _X), *segments]
+        segments = [(wide_x, X), *segments]
     if problem.concat_u:
-        segments = [(gate, _GATE), *segments]
+        segments = [(gate, GATE), *segments]
     if not problem.dropout:
         return to_bfloat16(xp.concat([value for value, _ in segments], axis=1)), mean, rstd
     key = (seed_low, seed_high) if seed is None else (seed[0], seed[1])
@@ -133,10 +133,10 @@ def backward(
     """In float32; every gradient rounded once."""
     columns = problem.x_tensor.shape[1]
     parts = [wide(xp, dy[:, at : at + columns]) for at in range(0, dy.shape[1], columns)]
-    of_product = _undropped(xp, parts.pop(), mask, _PRODUCT, scale)
+    of_product = _undropped(xp, parts.pop(), mask, PRODUCT, scale)
     nothing = xp.zeros_like(of_product)
-    of_gate = _undropped(xp, parts.pop(0), mask, _GATE, scale) if problem.concat_u else nothing
-    of_x = _undropped(xp, parts.pop(0), mask, _X, scale) if problem.concat_x else nothing
+    of_gate = _undropped(xp, parts.pop(0), mask, GATE, scale) if problem.concat_u else nothing
+    of_x = _undropped(xp, parts.pop(0), mask, X, scale) if problem.concat_x else nothing
     wide_u, w = wide(xp, u), wide(xp, weight)
     normal = (wide(xp, x) - mean[:, None]) * rstd[:, None]
     if problem.apply_u_silu:

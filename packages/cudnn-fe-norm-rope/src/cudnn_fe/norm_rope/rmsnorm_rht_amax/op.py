@@ -10,7 +10,7 @@ from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
 from cudnn_fe.core.require import require_dtype, require_rows, require_same_device
-from cudnn_fe.core.row_plan import RowPlan, StreamPlan, access_bytes, norm_plan
+from cudnn_fe.core.row_plan import RowPlan, StreamPlan, access_bytes, row_plan
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
@@ -146,7 +146,7 @@ def _check_threads(threads: Any, n: int) -> None:
 def _specialise(problem: RmsNormRhtAmax, where: Device) -> RowSpec:
     _, n = problem.extents
     width = access_bytes(problem.x_tensor, problem.w_tensor)
-    plan = norm_plan(n, where, width, least_threads=2)
+    plan = row_plan(n, least_threads=2, clusters=where.capability >= (9, 0))
     return RowSpec(n, width, problem.x_tensor.ndim, problem.w_tensor.ndim, plan, where.arch)
 
 

@@ -24,6 +24,7 @@ __all__ = ["fake_arguments", "launcher"]
 class _RmsNormRhtAmax:
     def __init__(self, spec: RowSpec) -> None:
         self.rows = rms_rows(spec.columns, spec.width, spec.plan)
+        self.early = not spec.arch.startswith("sm_8")
 
     @cute.jit
     def __call__(
@@ -37,7 +38,7 @@ class _RmsNormRhtAmax:
         eps: Float32,
     ) -> None:
         self.rows.launch(self.kernel(x, w, o, maxima, eps), x.shape[0], stream)
-        row_maxima(stream, maxima, amax)
+        row_maxima(stream, maxima, amax, self.early)
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, w: cute.Tensor, o: cute.Tensor, maxima: cute.Tensor, eps: Float32) -> None:

@@ -11,7 +11,7 @@ from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, ShapeError, StrideError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_same_device
-from cudnn_fe.core.row_plan import RowPlan, StreamPlan, access_bytes, norm_plan
+from cudnn_fe.core.row_plan import RowPlan, StreamPlan, access_bytes, row_plan
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
@@ -123,7 +123,7 @@ def _specialise(problem: RmsNormSilu, where: Device) -> SiluSpec:
     )
     width = min(width, access_bytes(problem.weight), problem.weight.alignment)
     run = 2 if problem.out_dtype.bits == 4 else 1  # a block's scale in one thread
-    plan = norm_plan(problem.extents[1], where, width, run=run)
+    plan = row_plan(problem.extents[1], clusters=where.capability >= (9, 0), run=run)
     return SiluSpec(
         problem.extents[1], problem.out_dtype.name, width, problem.x.ndim, problem.weight.ndim, plan, where.arch
     )

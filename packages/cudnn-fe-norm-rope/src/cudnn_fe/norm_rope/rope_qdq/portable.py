@@ -11,11 +11,12 @@ from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
-from cudnn_fe.core.cute.exact import divide_by, fused_multiply_add, magnitude, multiply
-from cudnn_fe.core.cute.ptx_base import load_global
+from cudnn_fe.core.cute.exact import divide_by, multiply
+from cudnn_fe.core.cute.grid_pairs import BFLOAT16, FLOAT16, with_signs
+from cudnn_fe.core.cute.ptx_base import assemble, load_global, permute_bytes
 from cudnn_fe.core.cute.rotary import rotate_pairs
 from cudnn_fe.core.cute.row_vectors import VECTOR, load_floats, load_words, store_words
-from cudnn_fe.core.cute.small_floats import E2M1, E4M3, as_bits, as_float, clamped_magnitude
+from cudnn_fe.core.cute.small_floats import E2M1, E4M3, as_bits
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.norm_rope.rope_qdq.op import QdqSpec
 
@@ -24,7 +25,8 @@ __all__ = ["fake_arguments", "launcher"]
 _THREADS = 256
 _STEPS = 4
 _TAIL = 64
-_SIGN = -0x80000000
+_WARP = 32
+_BOTH_EXPONENTS = 0x00800080  # the last bit of the exponents of a pair of bfloat16
 _FLOOR = {"fp4": 6.0 * 2.0**-126, "fp8": 1e-4}
 _E4M3_FLOOR = 6.0 * 2.0**-9
 
@@ -50,31 +52,42 @@ class _RopeQdq:
         first_row = first // self.per_row
         rows = Int64(positions.shape[0]) * self.spec.rows_per_position
         thread = Int32(cute.arch.thread_idx()[0])
-        loaded, places = [], []
+        words, places = cute.make_rmem_tensor(4 * _STEPS, Int32), []
         for step in cutlass.range_constexpr(_STEPS):
             item = thread + step * _THREADS
             row = first_row + item // self.per_row
             valid = Int32(row < rows)
-            channel = item % self.per_row * VECTOR - (self.spec.channels - _TAIL)
-            rotated = valid * Int32(channel >= 0)
-            loaded.append(load_words(x.iterator.toint() + (first + item) * 16, self.spec.width, valid))
-            places.append((item, valid, channel, rotated, self.position(positions, row, rotated)))
+            for part, word in enumerate(load_words(x.iterator.toint() + (first + item) * 16, self.spec.width, valid)):
+                words[step * 4 + part] = word
+            places.append((item, row, valid))
+        if cutlass.const_expr(self.per_row > _WARP):
+            # A warp's vectors lie in the same part of every row: those without a tail have nothing to turn.
+            if thread // _WARP % (self.per_row // _WARP) == self.per_row // _WARP - 1:
+                self.turn(words, cache, positions, places)
+        else:
+            self.turn(words, cache, positions, places)
+        for step in cutlass.range_constexpr(_STEPS):
+            item, _, valid = places[step]
+            quantised = self.quantised([words[step * 4 + part] for part in range(4)])
+            store_words(out.iterator.toint() + (first + item) * 16, quantised, self.spec.width, valid)
+
+    @cute.jit
+    def turn(self, words: cute.Tensor, cache: cute.Tensor, positions: cute.Tensor, places: cutlass.Constexpr) -> None:
+        """Turn the channels of the tail."""
         tables = []
         for step in cutlass.range_constexpr(_STEPS):
-            _, _, channel, rotated, position = places[step]
-            at = cache.iterator.toint() + position * (_TAIL * 4) + Int64(channel // 2) * 4
+            item, row, valid = places[step]
+            channel = item % self.per_row * VECTOR - (self.spec.channels - _TAIL)
+            rotated = valid * Int32(channel >= 0)
+            at = cache.iterator.toint() + self.position(positions, row, rotated) * (_TAIL * 4) + Int64(channel // 2) * 4
             width = self.spec.table_width
-            tables.append((load_floats(at, 4, rotated, width), load_floats(at + _TAIL * 2, 4, rotated, width)))
+            tables.append((load_floats(at, 4, rotated, width), load_floats(at + _TAIL * 2, 4, rotated, width), channel))
         for step in cutlass.range_constexpr(_STEPS):
-            item, valid, channel, _, _ = places[step]
-            turned = narrow_pairs(rotate_pairs(widen_pairs(loaded[step]), *tables[step]))
-            words = [cutlass.select_(channel >= 0, new, old) for new, old in zip(turned, loaded[step], strict=True)]
-            store_words(
-                out.iterator.toint() + (first + item) * 16,
-                narrow_pairs(self.quantised(widen_pairs(words))),
-                self.spec.width,
-                valid,
-            )
+            cosines, sines, channel = tables[step]
+            old = [words[step * 4 + part] for part in range(4)]
+            new = narrow_pairs(rotate_pairs(widen_pairs(old), cosines, sines))
+            for part in cutlass.range_constexpr(4):
+                words[step * 4 + part] = cutlass.select_(channel >= 0, new[part], old[part])
 
     def position(self, positions: Any, row: Any, rotated: Any) -> Int64:
         """The row's position, 0 where none is needed."""
@@ -84,35 +97,52 @@ class _RopeQdq:
         low, high = load_global(positions.iterator.toint() + index * 8, 8, rotated)
         return (Int64(high) << 32) | (Int64(low) & 0xFFFFFFFF)
 
-    def quantised(self, values: list[Any]) -> list[Float32]:
-        """Values on their group's grid."""
-        largest = Float32(0.0)
-        for value in values:
-            largest = cute.arch.fmax(largest, magnitude(value))
-        lanes = self.spec.group_size // VECTOR
+    def quantised(self, words: list[Any]) -> list[Int32]:
+        """Pairs of values on their group's grid."""
+        largest = self.largest(words)
+        if self.spec.scale_format == "e4m3":
+            return _on_scaled_grid(words, largest)
+        floor = cute.arch.fmax(largest, Float32(_FLOOR[self.spec.quantization]))
+        bits = as_bits(multiply(floor, float(np.float32(1.0 / self.grid_of_values.largest))))
+        exponent = (bits >> 23) + Int32((bits & 0x7FFFFF) != 0)
+        scale, inverse = exponent * _BOTH_EXPONENTS, (254 - exponent) * _BOTH_EXPONENTS
+        results = []
+        for word in words:
+            rounded = BFLOAT16.on_grid(self.grid_of_values, BFLOAT16.multiply(word, inverse))
+            results.append(with_signs(BFLOAT16.multiply(rounded, scale), word))
+        return results
+
+    def largest(self, words: list[Any]) -> Float32:
+        """The largest magnitude of a group, in all lanes that share it."""
+        while len(words) > 1:
+            words = [BFLOAT16.larger_magnitude(a, b) for a, b in zip(words[::2], words[1::2], strict=True)]
+        largest, lanes = words[0], self.spec.group_size // VECTOR
         while lanes > 1:
             lanes //= 2
-            largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, lanes))
-        grid = self.grid_of_values
-        if self.spec.scale_format == "e4m3":
-            ratio = divide_by(cute.arch.fmax(largest, Float32(_E4M3_FLOOR)), 6.0)
-            scale = E4M3.value(cute.arch.fmin(ratio, Float32(E4M3.largest)))
-            inverse = cute.arch.rcp_approx(scale)
-            # One correction: a quotient that the grid could tie on is exact, and no other comes near a tie.
-            quotients = [multiply(value, inverse) for value in values]
-            rests = [fused_multiply_add(-q, scale, value) for q, value in zip(quotients, values, strict=True)]
-            scaled = [fused_multiply_add(r, inverse, q) for r, q in zip(rests, quotients, strict=True)]
-        else:
-            floor = cute.arch.fmax(largest, Float32(_FLOOR[self.spec.quantization]))
-            bits = as_bits(multiply(floor, float(np.float32(1.0 / grid.largest))))
-            exponent = (bits >> 23) + Int32((bits & 0x7FFFFF) != 0)
-            scale, inverse = as_float(exponent << 23), as_float((254 - exponent) << 23)
-            scaled = [multiply(value, inverse) for value in values]
-        results = []
-        for value, ratio in zip(values, scaled, strict=True):
-            rounded = multiply(grid.value(clamped_magnitude(ratio, grid.largest)), scale)
-            results.append(as_float(as_bits(rounded) | (as_bits(value) & _SIGN)))
-        return results
+            largest = BFLOAT16.larger_magnitude(largest, cute.arch.shuffle_sync_bfly(largest, lanes))
+        low, high = widen_pairs([largest])
+        return cute.arch.fmax(low, high)
+
+
+def _on_scaled_grid(words: list[Any], largest: Float32) -> list[Int32]:
+    """Values over a scale in E4M3, on the grid of E2M1, times the scale.
+
+    A quotient of 8 bits over 4 that the grid does not tie on is 2^-9 of itself away from where it does: rounded to
+    fp16, an approximate quotient is on the right side or exactly there.
+    """
+    ratio = divide_by(cute.arch.fmax(largest, Float32(_E4M3_FLOOR)), 6.0)
+    scale = E4M3.value(cute.arch.fmin(ratio, Float32(E4M3.largest)))
+    inverse = cute.arch.rcp_approx(scale)
+    # Shifted to bfloat16's place of the exponent, fp16's bits are the value times 2^-112, and zero is zero.
+    raised = as_bits(scale * Float32(2.0**112))
+    both = permute_bytes(raised, raised, 0x3232)
+    results = []
+    for word in words:
+        low, high = [multiply(value, inverse) for value in widen_pairs([word])]
+        (halves,) = assemble("cvt.rn.f16x2.f32 $0, $1, $2;", [Int32], [high, low])
+        rounded = FLOAT16.on_grid(E2M1, halves) >> 3
+        results.append(with_signs(BFLOAT16.multiply(rounded, both), word))
+    return results
 
 
 def launcher(spec: QdqSpec) -> Any:

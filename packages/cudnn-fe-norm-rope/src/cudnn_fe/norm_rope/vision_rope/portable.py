@@ -1,4 +1,4 @@
-"""The vision encoder's RoPE backward: a block takes 64 tokens of two heads, of Q, K and V at once.
+"""The vision encoder's RoPE backward: a block takes 64 tokens of a head, of Q, K and V at once.
 
 Four lanes share a token, each with eight channels and their partners half a head on. K lies with the tokens innermost:
 it goes through shared memory, whose transposing loads pick channels so that K arrives in registers as Q does.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import cuda.bindings.driver as cuda
-import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
@@ -24,7 +23,6 @@ __all__ = ["fake_arguments", "launcher"]
 
 _WARPS = 8
 _TOKENS = 8 * _WARPS
-_HEADS = 2  # of a block: every load of both is in flight at once
 _ROW = 2 * CHANNELS  # bytes of a token's head
 _HALF_ROW = CHANNELS  # bytes from a channel to its partner
 _PART = HEADS * _ROW  # bytes of a token's Q, K or V in the result
@@ -48,7 +46,7 @@ class _VisionRopeBackward:
         out: cute.Tensor,
     ) -> None:
         # The heads of a token follow one another: what they write lies side by side, and goes to memory together.
-        grid = (((grad_q.shape[0] - 1) // _TOKENS + 1) * (HEADS // _HEADS), 1, 1)
+        grid = (((grad_q.shape[0] - 1) // _TOKENS + 1) * HEADS, 1, 1)
         self.kernel(grad_q, grad_k, grad_v, cosine, sine, out).launch(
             grid=grid, block=(32 * _WARPS, 1, 1), stream=stream
         )
@@ -63,37 +61,28 @@ class _VisionRopeBackward:
         sine: cute.Tensor,
         out: cute.Tensor,
     ) -> None:
-        shared = SmemAllocator().allocate(_HEADS * _TILE, 128).toint()
+        shared = SmemAllocator().allocate(_TILE, 128).toint()
         thread = Int32(cute.arch.thread_idx()[0])
         lane, warp = thread % 32, thread // 32
         quarter = lane % 4
         block = Int32(cute.arch.block_idx()[0])
-        first_head = block % (HEADS // _HEADS) * _HEADS
-        first = Int64(block // (HEADS // _HEADS)) * _TOKENS
+        head, first = block % HEADS, Int64(block // HEADS) * _TOKENS
         tokens = Int64(grad_q.shape[0])
         token = first + thread // 4
         valid = Int32(token < tokens)
-        heads = [first_head + index for index in range(_HEADS)]
-        columns = [self.load_columns(grad_k.iterator.toint(), head, first, tokens, thread) for head in heads]
-        places = [(Int64(head) * tokens + token) * _ROW + Int64(quarter * 16) for head in heads]
-        rows, copied = (
-            [self.load_row(source.iterator.toint() + place, valid) for place in places] for source in (grad_q, grad_v)
-        )
+        columns = self.load_columns(grad_k.iterator.toint(), head, first, tokens, thread)
+        place = (Int64(head) * tokens + token) * _ROW + Int64(quarter * 16)
+        row, copied = (self.load_row(source.iterator.toint() + place, valid) for source in (grad_q, grad_v))
         at = token * (CHANNELS // 2 * 4) + Int64(quarter * (VECTOR * 4))
         width = self.spec.table_width
         cosines = load_floats(cosine.iterator.toint() + at, VECTOR, valid, width)
         sines = load_floats(sine.iterator.toint() + at, VECTOR, valid, width)
-        for index in cutlass.range_constexpr(_HEADS):
-            _store_columns(shared + index * _TILE, thread, columns[index])
-        target = out.iterator.toint() + token * (3 * _PART) + Int64(first_head * _ROW + quarter * 16)
-        for index in cutlass.range_constexpr(_HEADS):
-            low, high = rows[index]
-            _store_row(target + index * _ROW, _turned(low, high, cosines, sines), valid)
-            _store_row(target + index * _ROW + 2 * _PART, copied[index], valid)
+        _store_columns(shared, thread, columns)
+        target = out.iterator.toint() + token * (3 * _PART) + Int64(head * _ROW + quarter * 16)
+        _store_row(target, _turned(*row, cosines, sines), valid)
+        _store_row(target + 2 * _PART, copied, valid)
         cute.arch.sync_threads()
-        for index in cutlass.range_constexpr(_HEADS):
-            low, high = _transposed(shared + index * _TILE, lane, warp)
-            _store_row(target + index * _ROW + _PART, _turned(low, high, cosines, sines), valid)
+        _store_row(target + _PART, _turned(*_transposed(shared, lane, warp), cosines, sines), valid)
 
     def load_row(self, place: Any, valid: Any) -> tuple[list[Any], list[Any]]:
         """Eight channels of a token, and their partners."""

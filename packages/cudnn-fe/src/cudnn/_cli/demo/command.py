@@ -21,7 +21,8 @@ def demo(
     framework: Annotated[str, typer.Option(help="torch or jax.")] = "torch",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     steps: Annotated[
-        int | None, typer.Option(help="Optimiser steps; by default 240 (dense: 600) on a CPU, 300 on a GPU.")
+        int | None,
+        typer.Option(help="Optimiser steps; by default 240 (dense: 600) on a CPU, 200 (dense: 300) on a GPU."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights and the batches.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Also draw the loss curves into this PNG, SVG or PDF.")] = None,

@@ -12,6 +12,7 @@ from cudnn_fe.core.block_scale.dequantizer.spec import DequantizeSpec
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.block_dequantize import DequantizeTiles
 from cudnn_fe.core.cute.block_tiles import ScalePlace
+from cudnn_fe.core.cute.small_floats import has_fp8
 
 __all__ = ["fake_arguments", "launcher"]
 
@@ -19,7 +20,8 @@ __all__ = ["fake_arguments", "launcher"]
 def launcher(spec: DequantizeSpec) -> Any:
     """The host function ``launch(stream, codes, scales, [factor], out)`` of a spec, to be compiled."""
     place = ScalePlace(spec.columns, spec.block, spec.packed)
-    tiles = DequantizeTiles(spec.element, place, spec.scale, spec.in_access, spec.out_access)
+    native = has_fp8(spec.arch)
+    tiles = DequantizeTiles(spec.element, place, spec.scale, spec.in_access, spec.out_access, native=native)
 
     @cute.jit
     def launch(stream: cuda.CUstream, codes: cute.Tensor, scales: cute.Tensor, *others: cute.Tensor) -> None:

@@ -14,15 +14,29 @@ from cutlass import Float32, Int32, Int64, cute
 from cudnn_fe.core.cute.amax import fold_largest
 from cudnn_fe.core.cute.block_quantize import reduce_scatter
 from cudnn_fe.core.cute.block_tiles import SIDE, LanePlace, Matrix, ScalePlace, load_vector
+from cudnn_fe.core.cute.fp8_widen import fp8_floats
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.small_floats import as_bits, as_float
 from cudnn_fe.core.cute.staged import Staged
 from cudnn_fe.core.cute.vectors import widen
+from cudnn_fe.core.dtypes import dtype
 
-__all__ = ["ExpertColumns", "TileRows", "load_rows"]
+__all__ = ["ExpertColumns", "TileRows", "expert_of", "load_rows"]
 
 _STEPS = tuple(1 << bit for bit in range(10, -1, -1))  # of a search among at most 1024 experts
 _HALF_ROW = (4, 2, 1)  # lane bits that 64 columns of a row span
+
+
+def expert_of(offsets: Any, row: Any) -> Int32:
+    """The expert of a lane's own row, L for one past the last end: a search of eleven loads."""
+    count = Int32(offsets.shape[0])
+    expert = Int32(0)
+    for step in _STEPS:
+        probe = expert + step
+        known = Int32(probe <= count)
+        (end,) = load_global(offsets.iterator.toint() + Int64(probe - 1) * 4, 4, known)
+        expert = cutlass.select_((known & Int32(end <= row)) != 0, probe, expert)
+    return expert
 
 
 @dataclass(frozen=True)
@@ -53,14 +67,8 @@ class TileRows(Staged):
         lane = cute.arch.thread_idx()[0] % 32
         first = at.row - lane // SIDE * SIDE
         row = first + lane
-        count = Int32(offsets.shape[0])
-        expert = Int32(0)
-        for step in _STEPS:
-            probe = expert + step
-            known = Int32(probe <= count)
-            (end,) = load_global(offsets.iterator.toint() + Int64(probe - 1) * 4, 4, known)
-            expert = cutlass.select_((known & Int32(end <= row)) != 0, probe, expert)
-        return TileRows(first, row, expert, Int32(expert < count) & Int32(row < rows))
+        expert = expert_of(offsets, row)
+        return TileRows(first, row, expert, Int32(expert < offsets.shape[0]) & Int32(row < rows))
 
     def of_lane(self, value: Any, at: LanePlace, count: int) -> list[Any]:
         """What the lanes of ``count`` rows from a lane's place on know."""
@@ -148,4 +156,7 @@ def load_rows(tensor: Any, matrix: Matrix, at: LanePlace, access: int) -> list[l
     for j in range(SIDE):
         address = matrix.place(at.batch, at.row + j, at.column * (bits // 8))
         found.append(load_vector(address, bits, access, left, Int32(at.row + j < matrix.rows)))
+    kind = dtype(tensor.element_type)
+    if kind.is_fp8:
+        return [fp8_floats(words, kind.name) for words in found]
     return [widen(tensor.element_type, words, SIDE) for words in found]

@@ -32,7 +32,7 @@ from cudnn_fe.core.cute.exact import multiply
 from cudnn_fe.core.cute.expert_rows import row_owner, row_range
 from cudnn_fe.core.cute.numerics import kind_name
 from cudnn_fe.grouped.portable_parts import fake_typed
-from cudnn_fe.grouped.scaled.product import fake_codes
+from cudnn_fe.grouped.scaled.portable_product import fake_codes
 from cudnn_fe.grouped.scaled.product_spec import CodesSpec
 from cudnn_fe.grouped.wgrad_scaled.kernel_spec import ScaledWgradSpec
 
@@ -103,7 +103,8 @@ class _ExpertCodes(DequantizeTiles):
         if not self.along_t:
             super().tile(at, source, scales, factor, target, kind)
             return
-        loaded, by = self.load(source, at), self.multipliers(scales, factor, source, at)
+        codes = self.load_scales(scales, source, at)
+        loaded, by = self.load(source, at), self.multipliers(codes, factor)
         rows = [[multiply(value, by[j]) for value in self.decode(loaded, j)] for j in range(SIDE)]
         turned = [list(token) for token in zip(*rows, strict=True)]
         place = LanePlace(at.batch, at.column, at.row)

@@ -24,9 +24,9 @@ from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.dglu.portable_sums import add_column_parts, add_row_parts
 from cudnn_fe.grouped.launch_sm90 import tensors_and_scalars
 from cudnn_fe.grouped.scaled.backward_spec import PART_COLUMNS, PART_ROWS, BackwardSpec
-from cudnn_fe.grouped.scaled.product import ScaledProduct, fake_codes, fake_product_scratch
-from cudnn_fe.grouped.scaled.results import MATRIX, TileResults, kept, scale_walk
-from cudnn_fe.grouped.scaled.tile_rows import TileRows, load_rows
+from cudnn_fe.grouped.scaled.portable_product import ScaledProduct, fake_codes, fake_product_scratch
+from cudnn_fe.grouped.scaled.portable_results import MATRIX, TileResults, kept, scale_walk
+from cudnn_fe.grouped.scaled.portable_tile_rows import TileRows, load_rows
 
 __all__ = ["fake_arguments", "launcher"]
 
@@ -213,9 +213,10 @@ class _Backward:
             return
         rows = results.rows
         last = Int32(results.offsets.shape[0]) - 1
-        experts = [cutlass.min(cute.arch.shuffle_sync(rows.expert, lane), last) for lane in (0, 31)]
+        begin, end = (cutlass.min(cute.arch.shuffle_sync(rows.expert, lane), last) for lane in (0, 31))
+        end = cutlass.select_(rows.first < results.matrix.rows, end, begin - 1)  # no part is below the buffer
         owners = rows.of_lane(rows.expert, place, SIDE)
-        _store_expert_parts(parts, values, place, owners, *experts, rows.first, results.matrix.columns)
+        _store_expert_parts(parts, values, place, owners, begin, end, rows.first, results.matrix.columns)
 
 
 @cute.jit

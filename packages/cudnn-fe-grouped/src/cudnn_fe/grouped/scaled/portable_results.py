@@ -13,8 +13,8 @@ from cudnn_fe.core.cute.block_tiles import LanePlace, Matrix, ScalePlace, store_
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.small_floats import as_float, has_fp8
 from cudnn_fe.core.dtypes import dtype
+from cudnn_fe.grouped.scaled.portable_tile_rows import ExpertColumns, TileRows
 from cudnn_fe.grouped.scaled.result_spec import ResultSpec
-from cudnn_fe.grouped.scaled.tile_rows import ExpertColumns, TileRows
 
 __all__ = ["MATRIX", "TileResults", "kept", "scale_walk"]
 
@@ -61,9 +61,12 @@ class TileResults:
     def store(self, tensor: Any, values: list[list[Any]], at: LanePlace, access: int) -> None:
         """Round values and store those of the matrix, or of the rows up to the last end."""
         kind = dtype(tensor.element_type)
+        store_rows(self.target(tensor), kind.name, values, at, access, self.native, kind.bits)
+
+    def target(self, tensor: Any) -> Matrix:
+        """The part of a result that is written, in elements."""
         rows = self.matrix.rows if self.spec.zero_tail else self.rows.end(self.offsets, self.matrix)
-        target = replace(Matrix.of(tensor, MATRIX), rows=rows, columns=self.matrix.columns)
-        store_rows(target, kind.name, values, at, access, self.native, kind.bits)
+        return replace(Matrix.of(tensor, MATRIX), rows=rows, columns=self.matrix.columns)
 
     def quantised(
         self, tensor: Any, scales: Any, values: list[list[Any]], at: LanePlace, access: int, columns: bool

@@ -181,6 +181,7 @@ assert scale.shape == (4, 4)
     notes=(
         "Nothing is rounded between the normalisation and the activation.",
         "FP4 divides by the scale before that is itself rounded to E4M3, as cudnn-frontend 1.32 does.",
+        "A value exactly between two FP4 codes takes the even one by definition, the larger magnitude in the kernel.",
         "With eps divided by C this is L2 normalisation times the square root of C.",
         "Deterministic: every sum is taken in a fixed order.",
     ),

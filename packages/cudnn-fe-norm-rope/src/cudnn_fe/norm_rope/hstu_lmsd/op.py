@@ -26,6 +26,8 @@ __all__ = ["BACKWARD", "FORWARD", "LmsdBackward", "LmsdForward", "LmsdSpec"]
 
 _MOST_COLUMNS = 1016
 _BACKWARD_BLOCK = 512  # threads: one such block on a multiprocessor has registers and rows under way enough
+_FORWARD_BLOCK = 64  # threads, of which eight blocks or sixteen run at once: the next starts as soon as one has ended
+_WIDE = 128  # columns from which a thread can have four vectors, with neighbours' still side by side
 _FLAGS = ("apply_u_silu", "concat_u", "concat_x")
 
 
@@ -239,13 +241,14 @@ class LmsdBackward(Problem):
 
 def _specialise(problem: Any, where: Device) -> LmsdSpec:
     backward, columns = isinstance(problem, LmsdBackward), problem.x_tensor.shape[1]
+    dropout = problem.mask_tensor is not None if backward else problem.dropout
     return LmsdSpec(
         columns=columns,
-        plan=_backward_plan(columns) if backward else row_plan(columns, vectors=2),
+        plan=_plan(columns, backward, dropout),
         apply_u_silu=problem.apply_u_silu,
         concat_u=problem.concat_u,
         concat_x=problem.concat_x,
-        dropout=problem.mask_tensor is not None if backward else problem.dropout,
+        dropout=dropout,
         seed_operand=not backward and problem.dropout and problem.seed_tensor is not None,
         compute_dweight=backward and problem.compute_dweight,
         multiprocessors=where.multiprocessors if backward else 0,
@@ -253,9 +256,15 @@ def _specialise(problem: Any, where: Device) -> LmsdSpec:
     )
 
 
-def _backward_plan(columns: int) -> RowPlan:
-    plan = row_plan(columns, vectors=1)
-    return replace(plan, groups=_BACKWARD_BLOCK // plan.threads)
+def _plan(columns: int, backward: bool, dropout: bool) -> RowPlan:
+    if backward:
+        vectors, block = 1, _BACKWARD_BLOCK
+    elif dropout:
+        vectors, block = (4 if columns >= _WIDE else 2), _FORWARD_BLOCK
+    else:
+        return row_plan(columns, vectors=2)
+    plan = row_plan(columns, vectors=vectors)
+    return replace(plan, groups=block // plan.threads)
 
 
 def _partials(problem: LmsdBackward, spec: LmsdSpec) -> tuple[TensorSpec, ...]:
@@ -333,6 +342,7 @@ assert ((y[:, 64:128] != 0) == ((mask & 2) != 0)).all()
         "The mask depends on seed, row and column alone: Philox4x32-10 with counter (row, column // 4, plane, 0).",
         "The variance is the mean square less the squared mean, clamped at 0: it cancels where the mean is far larger "
         "than the deviation.",
+        "The kernel's reciprocal standard deviation is within two units in the last place.",
         "Deterministic: every sum is taken in a fixed order.",
     ),
     results=("y_tensor", "mean_tensor", "rstd_tensor", "mask_tensor"),

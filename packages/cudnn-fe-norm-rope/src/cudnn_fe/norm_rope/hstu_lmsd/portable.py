@@ -1,4 +1,7 @@
-"""LayerNorm-Multiply-SiLU-Dropout: up to 64 threads share a row, which stays in their registers."""
+"""LayerNorm-Multiply-SiLU-Dropout: up to 64 threads share a row, each with a few vectors of it.
+
+With dropout, the operands are copied into shared memory while the random words are computed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
 from cudnn_fe.core.cute.exact import reciprocal_square_root
 from cudnn_fe.core.cute.ptx_base import assemble, copy_async, load_global, load_shared
 from cudnn_fe.core.cute.row_reduce import RowGroups
-from cudnn_fe.core.cute.row_vectors import VECTOR, row_address, store_global, store_words, wait_for_copies
+from cudnn_fe.core.cute.row_vectors import VECTOR, load_words, row_address, store_global, store_words, wait_for_copies
 from cudnn_fe.core.cute.small_floats import as_bits
 from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
 from cudnn_fe.norm_rope.hstu_lmsd.kept import kept_pairs, mask_words
@@ -23,9 +26,7 @@ from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
 
 __all__ = ["fake_arguments", "launcher"]
 
-_BLOCKS = 8  # on one multiprocessor: the random words are integer arithmetic, which more warps keep busy
-
-_OPERANDS = _X, _U, _WEIGHT, _BIAS = 0, 1, 2, 3  # in shared memory, every thread's vectors at words of its own
+_RESIDENT = 1024  # threads of a multiprocessor with two vectors each, whose registers then suffice
 
 _SCALARS = {"eps": Float32, "scale": Float32, "threshold": Int32, "seed_low": Int32, "seed_high": Int32}
 
@@ -35,9 +36,12 @@ class _Forward:
         self.spec, self.plan = spec, spec.plan
         self.per_row = spec.columns // VECTOR
         self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
-        self.vectors_at = 4 * self.groups.shared_words(2)
-        self.detour = self.vectors_at + len(_OPERANDS) * 16 * spec.plan.vectors * self.groups.block
-        self.shared_bytes = self.detour + 4 * self.groups.block
+        block = self.groups.block
+        self.copies = self.shared_bytes = 4 * self.groups.shared_words(2)
+        if spec.dropout:
+            self.detour = self.copies + 4 * 16 * spec.plan.vectors * block
+            self.shared_bytes = self.detour + 4 * block
+        self.blocks = min(_RESIDENT, 2 * _RESIDENT // spec.plan.vectors) // block
 
     @cute.jit
     def __call__(self, stream: cuda.CUstream, *arguments: Any, **constants: Any) -> None:
@@ -49,7 +53,7 @@ class _Forward:
             grid=((x.shape[0] - 1) // self.plan.groups + 1, 1, 1),
             block=(self.groups.block, 1, 1),
             stream=stream,
-            min_blocks_per_mp=_BLOCKS,
+            min_blocks_per_mp=self.blocks,
             preferred_smem_carveout=-1,  # the driver's choice; without it the compiler asks a GPU
         )
 
@@ -79,26 +83,30 @@ class _Forward:
         limit = cutlass.select_(inside, Int32(self.per_row), Int32(0))
         vectors = [lane + index * self.plan.threads for index in range(self.plan.vectors)]
         valid = [Int32(vector < limit) for vector in vectors]
-        rows = (row_address(x, row), row_address(u, row), weight.iterator.toint(), bias.iterator.toint())
-        for which, source in enumerate(rows):
-            for index, vector in enumerate(vectors):
-                place = self.place(shared, thread, which, index)
-                copy_async(place, source + Int64(vector) * 16, 16, valid[index], common=which in (_WEIGHT, _BIAS))
-        if cutlass.const_expr(self.spec.seed_operand):
-            words = load_global(seed.iterator.toint(), 4, 1) + load_global(seed.iterator.toint() + 4, 4, 1)
-            low, high = words[0], words[1]
+        sources = (row_address(x, row), row_address(u, row), weight.iterator.toint(), bias.iterator.toint())
         masks = []
         if cutlass.const_expr(self.spec.dropout):
+            for which, source in enumerate(sources):
+                for place, vector, here in zip(self.places(shared, thread, which), vectors, valid, strict=True):
+                    copy_async(place, source + Int64(vector) * 16, 16, here, common=which >= 2)
+            if cutlass.const_expr(self.spec.seed_operand):
+                words = load_global(seed.iterator.toint(), 4, 1) + load_global(seed.iterator.toint() + 4, 4, 1)
+                low, high = words[0], words[1]
             # While the copies are on their way: the random words need nothing of them.
             drawn_for = _behind_copies(Int32(row), shared + self.detour + thread * 4)
             for index in cutlass.range_constexpr(self.plan.vectors):
                 masks.append(mask_words((drawn_for, vectors[index]), self.spec.planes, threshold, (low, high)))
                 at = mask.iterator.toint() + row * self.spec.columns + Int64(vectors[index]) * VECTOR
                 store_global(at, masks[index], 8, valid[index])
-        wait_for_copies()
+            wait_for_copies()
+            operands = [[load_shared(place, 4) for place in self.places(shared, thread, which)] for which in range(4)]
+        else:
+            operands = [
+                [load_words(source + Int64(vector) * 16, 16, here) for vector, here in zip(vectors, valid, strict=True)]
+                for source in sources
+            ]
         total, squares = Float32(0.0), Float32(0.0)
-        xs = [self.words(shared, thread, _X, index) for index in range(self.plan.vectors)]
-        for value in widen_pairs([word for words in xs for word in words]):
+        for value in widen_pairs([word for words in operands[0] for word in words]):
             total += value
             squares += value * value
         total, squares = self.groups.sum([total, squares], shared, Int32(0))
@@ -112,8 +120,7 @@ class _Forward:
         for statistic, value in ((mean, centre), (rstd, spread)):
             store_global(statistic.iterator.toint() + row * 4, [as_bits(value)], 4, first)
         for index in cutlass.range_constexpr(self.plan.vectors):
-            others = (self.words(shared, thread, which, index) for which in (_U, _WEIGHT, _BIAS))
-            x8, u8, w8, b8 = (widen_pairs(words) for words in (xs[index], *others))
+            x8, u8, w8, b8 = (widen_pairs(operand[index]) for operand in operands)
             gate = [self.gate(value, scale) for value in u8]
             product = [((a - centre) * spread * w + b) * g for a, w, b, g in zip(x8, w8, b8, gate, strict=True)]
             values = {GATE: gate, X: x8, PRODUCT: product}
@@ -126,12 +133,10 @@ class _Forward:
                     words = kept_pairs(words, masks[index], plane)
                 store_words(target + place * (self.spec.columns * 2), words, 16, valid[index])
 
-    def place(self, shared: Any, thread: Any, which: int, index: int) -> Any:
-        return shared + self.vectors_at + ((which * self.plan.vectors + index) * self.groups.block + thread) * 16
-
-    def words(self, shared: Any, thread: Any, which: int, index: int) -> list[Int32]:
-        """One of this thread's vectors of one of the operands."""
-        return load_shared(self.place(shared, thread, which, index), 4)
+    def places(self, shared: Any, thread: Any, which: int) -> list[Any]:
+        """Where this thread's vectors of an operand go."""
+        numbers = range(which * self.plan.vectors, (which + 1) * self.plan.vectors)
+        return [shared + self.copies + (number * self.groups.block + thread) * 16 for number in numbers]
 
     def gate(self, value: Any, scale: Any) -> Any:
         """The gate with dropout's scale, which then is the product's too; in SiLU it costs nothing."""

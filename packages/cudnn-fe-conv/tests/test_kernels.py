@@ -72,6 +72,27 @@ def test_vectors_are_sixteen_bytes_where_memory_allows() -> None:
             assert FORWARD.kernels[0].specialise(odd, H200).vector == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("lanes", "pad", "apart", "ring", "whole", "vector"),
+    [
+        (4, 0, False, False, True, 2),  # one piece of 16 bytes
+        (3, 0, False, False, True, 2),
+        (4, 0, False, True, False, 1),  # a ring's places are known on the GPU alone
+        (4, 1, False, False, False, 1),  # slots that begin anywhere
+        (4, 0, True, False, False, 4),  # lanes that hold channels side by side
+    ],
+)
+def test_a_step_reads_states_as_they_lie(
+    lanes: int, pad: int, apart: bool, ring: bool, whole: bool, vector: int
+) -> None:
+    x, taps, seen = torch.zeros(3, 64).bfloat16(), torch.zeros(64, 4).bfloat16(), torch.zeros(3, dtype=torch.int32)
+    state = torch.zeros(4, 64 * lanes + pad).bfloat16()[:, : 64 * lanes]
+    state = state.view(4, lanes, 64).transpose(1, 2) if apart else state.view(4, 64, lanes)
+    problem = bind_operands(UPDATE, (x, state, taps, None, seen if ring else None, None), {"activation": None})
+    spec: Any = UPDATE.kernels[0].specialise(problem, H200)
+    assert (spec.whole_states, spec.vector) == (whole, vector)
+
+
 def test_partial_sums_shrink_with_the_sequence() -> None:
     """A chunk of time has at least 32 tokens, so the sums stay small beside x."""
     problem = problem_of(BACKWARD, channels_last=True)

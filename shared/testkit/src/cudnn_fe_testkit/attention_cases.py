@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from cudnn_fe import attention
+from cudnn_fe.attention.gated_block import declarations
 
 __all__ = ["CASES", "create_mask_plan", "normal"]
 
@@ -62,6 +63,16 @@ RECORD = gated_attention_block_forward(*GATED, GEOMETRY, save_for_backward=True)
 SERVED = attention.GatedAttentionBlockGeometry(16, 2, 1, 64, 8, causal_bottom_right=True)
 SERVED_BLOCK = tuple(
     x.detach().reshape(-1, x.shape[-1]) if x.ndim == 3 and i in (0, 4, 5) else x.detach() for i, x in enumerate(GATED)
+)
+QSA: Any = declarations.QsaSpec(4, 4, "indexer", True, index_heads=2, index_head_dim=64)
+LISTED = attention.GatedAttentionBlockGeometry(16, 2, 1, 64, 8, qsa=QSA)
+LISTED_BLOCK = tuple(
+    torch.cat([x.detach(), normal(192, 16) / 4])
+    if i == 1
+    else x.detach().repeat(1, 2, 1)
+    if x.ndim == 3
+    else x.detach()
+    for i, x in enumerate(GATED)
 )
 POOLS = (torch.zeros(3, 1, 16, 64), torch.zeros(3, 1, 16, 64))
 SLOTS = torch.cat([torch.arange(32, 42), torch.arange(0, 14)])  # of pages 2 and 0
@@ -199,6 +210,11 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         "csa_compressor_backward",
         (*ROWS, ends(0, 14, T), ends(0, 3, 5), normal(5, 8)),
         {"ratio": 4, "deterministic": True},
+    ),
+    (
+        "gated_attention_block_sparse_forward",
+        (*LISTED_BLOCK, LISTED),
+        {"w_iq_norm": normal(64), "w_ik_norm": normal(64, seed=1)},
     ),
     ("block_sparse_attention_forward", (*BLOCKS[:3], BLOCK_LISTS), {"sparse_block_size": 64}),
     (

@@ -161,8 +161,10 @@ def test_class_checks_its_record() -> None:
     for call in (made.update_quant_scales, made.index_k_raw):
         with pytest.raises((ValueError, NotImplementedError), match=r"quantised block|an indexer"):
             call(None)
-    with pytest.raises(NotImplementedError, match="block_ids: got"):
+    with pytest.raises(ValueError, match="block_ids: got a tensor, wanted None without qsa"):
         made.execute(*t, out, None, saved=good, block_ids=out)
+    with pytest.raises(NotImplementedError, match="index_kv_cache: got"):
+        made.execute(*t, out, None, saved=good, index_kv_cache=out)
     with pytest.raises(NotImplementedError, match="RECOMPUTE_GATE"):
         Bwd(out, good, *t[1:], GQA, recompute=record.RecomputePolicy.RECOMPUTE_GATE)
     with pytest.raises(ValueError, match="sample_saved: got lengths None, absent"):

@@ -170,6 +170,25 @@ def test_torch_autograd_and_jit() -> None:
         assert_close(grad, again[f"d{name}"], 2.0**-18, name)
 
 
+@pytest.mark.parametrize("op", ["v2", "product"])
+def test_finite_differences(op: str) -> None:
+    """Along one direction through all operands, gate parameters and first states at once, in float64."""
+    updates = 1 if op == "v2" else 2
+    given = {n: x.astype(np.float64) for n, x in (make(op, updates=updates, spare=0) | extras(op)).items()}
+    direction = {n: normal(x.shape, "float64", seed=60 + i) for i, (n, x) in enumerate(given.items())}
+    flags = {**FUSED, "safe_gate": True}
+
+    def loss(x: dict[str, Any]) -> float:
+        return float(run(op, x, updates, {n: x[n] for n in extras(op)} | flags)["o"].sum())
+
+    do = np.ones((T, HEADS, V))
+    grads = run(op, given, updates, {n: given[n] for n in extras(op)} | flags, do)
+    slope = sum(float((grads[f"d_{n}" if n in extras(op) else f"d{n}"] * direction[n]).sum()) for n in given)
+    step = 1e-6
+    ahead, behind = (loss({n: x + s * direction[n] for n, x in given.items()}) for s in (step, -step))
+    assert slope == pytest.approx((ahead - behind) / (2 * step), rel=1e-5)
+
+
 def test_special_cases() -> None:
     """One update is GDN; equal gates are KDA; cuDNN's names are these functions."""
     given, ends = make("product"), ENDS

@@ -25,6 +25,7 @@ from cudnn_fe.core.tuning import forget_choices, tune
 from cudnn_fe.gemm.dswiglu.op import DSWIGLU
 from cudnn_fe.gemm.kernels import sm90_candidates, tuning_key
 from cudnn_fe.gemm.matmul.op import MATMUL
+from cudnn_fe.gemm.mhc_projection.kernels import row_parts
 from cudnn_fe.gemm.mhc_projection.op import BACKWARD
 from cudnn_fe.gemm.swiglu.op import FORWARD
 from cudnn_fe_testkit.machine_code import stack_bytes
@@ -185,6 +186,12 @@ def test_hyper_connections_in_registers(tmp_path: Path) -> None:
     assert kernel.scratch is not None
     wide = BACKWARD.kernels[0].specialise(hyper_connections(512, 24), DEVICES["sm_80"])
     assert [s.shape for s in kernel.scratch(hyper_connections(512, 24), wide)] == [(1, 24, 512)]
+
+
+def test_hyper_connections_share_out_their_rows() -> None:
+    assert row_parts(4096, 20480, 132) == 3  # 240 CTAs of the 264 that an H200 runs at once
+    assert row_parts(4096, 256, 132) == 8
+    assert row_parts(100, 20480, 132) == 1
 
 
 @pytest.mark.parametrize(("m", "n", "k"), list(product((1, 16, 100, 1000, 16384), (64, 4096, 57344), (64, 16384))))

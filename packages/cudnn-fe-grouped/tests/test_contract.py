@@ -11,7 +11,7 @@ import torch
 
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.device import Device
-from cudnn_fe.core.errors import CudnnFeError, NotYetSupportedError
+from cudnn_fe.core.errors import CudnnFeError
 from cudnn_fe.core.op import resolve
 from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.grouped import (
@@ -122,21 +122,29 @@ def test_glu_refuses(changes: dict[str, Any], message: str, kind: type[Exception
         ({"dprob_tensor": np.zeros(M)}, "dprob_tensor: got dtype float64", ValueError),
         ({"c_tensor": np.ones((M, N), np.float32)}, "c_tensor", ValueError),
         ({"epilogue_op": "relu"}, "epilogue_op", ValueError),
-        ({"deterministic": True}, "deterministic", NotYetSupportedError),
         ({"act_func": "swiglu"}, "act_func", ValueError),
         ({"act_func": "dgeglu", "glu_clamp_max": -8.0}, "glu_clamp", ValueError),
         ({"activation_tensor": np.zeros((M, N))}, "activation_tensor", ValueError),
     ],
 )
 def test_dglu_refuses(changes: dict[str, Any], message: str, kind: type[Exception]) -> None:
-    more = {
-        "c_tensor": np.ones((M, 2 * N), np.float32),
-        "sfa_tensor": None,
-        "beta_tensor": np.ones(L, np.float32),
-        "dprob_tensor": np.zeros(M, np.float32),
-    }
     with pytest.raises(kind, match=message):
-        grouped_gemm_glu_backward(**given(**more) | changes)
+        grouped_gemm_glu_backward(**backward() | changes)
+
+
+def backward() -> dict[str, Any]:
+    return given(
+        c_tensor=np.ones((M, 2 * N), np.float32),
+        sfa_tensor=None,
+        beta_tensor=np.ones(L, np.float32),
+        dprob_tensor=np.zeros(M, np.float32),
+    )
+
+
+def test_dglu_is_deterministic_whether_asked_to_be_or_not() -> None:
+    asked, plain = (grouped_gemm_glu_backward(**backward(), deterministic=way) for way in (True, False))
+    for key in ("d_row_tensor", "dprob_tensor"):
+        np.testing.assert_array_equal(asked[key], plain[key])
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, Any]] = {
     "dgeglu": ("dglu", RowsSpec(gemm(*BACK), "geglu", c_dtype=B, wanted=frozenset({"activation"}))),
     "wgrad": ("wgrad", WgradSpec(gemm(B, **SUMS))),
     "wgrad added": ("wgrad", WgradSpec(gemm("float32", tile=STACKED, **SUMS), adds=True)),
+    "wgrad added at addresses": ("wgrad", WgradSpec(gemm(B, **SUMS), adds=True, addresses="int64")),
     "wgrad at addresses": ("wgrad", WgradSpec(gemm(B, **SUMS), addresses="uint8")),
 }
 
@@ -112,9 +113,11 @@ def backward(n: int = 64, **c: Any) -> Any:
     )  # fmt: skip
 
 
-def wgrad(h: int = 64, i: int = 64, orders: tuple[Any, Any] = ((0, 1), (1, 0)), kind: str = B) -> Any:
+def wgrad(
+    h: int = 64, i: int = 64, orders: tuple[Any, Any] = ((0, 1), (1, 0)), kind: str = B, old: TensorSpec | None = None
+) -> Any:
     a, b = tensor((h, 96), order=orders[0]), tensor((96, i), order=orders[1], name="b_tensor")
-    return WGRAD.bind(a, b, tensor((EXPERTS,), "int32"), None, None, wgrad_dtype=kind, ragged=False)
+    return WGRAD.bind(a, b, tensor((EXPERTS,), "int32"), old, None, wgrad_dtype=kind, ragged=False)
 
 
 def hopper(op: Op) -> Kernel:
@@ -147,6 +150,12 @@ def hopper(op: Op) -> Kernel:
 )
 def test_refusals_name_operand_and_reason(op: Op, problem: Any, reason: str) -> None:
     assert hopper(op).refuse(problem, H200) == reason
+
+
+def test_what_is_added_to_starts_where_the_copy_engine_reads() -> None:
+    here = tensor((EXPERTS, 64, 64), alignment=8, name="wgrad_tensor")
+    reason = "wgrad_tensor starts at an address that is not a multiple of 16 bytes"
+    assert hopper(WGRAD).refuse(wgrad(old=here), H200) == reason
 
 
 def test_other_chips_are_refused() -> None:

@@ -99,7 +99,7 @@ def test_cases_on_a_gpu_fit_it(cases: str) -> None:
     assert all(64 << 20 < case.nbytes < 4 << 30 or case.shape[0] <= 8649 for case in found)
 
 
-@pytest.mark.parametrize("cases", grouped_bench.__all__)
+@pytest.mark.parametrize("cases", ["dglu", "glu", "unfused", "wgrad"])
 def test_cases_of_experts_differ_in_name_and_routing(cases: str) -> None:
     found = getattr(grouped_bench, cases)(True)
     assert len({case.name for case in found}) == len(found) >= 10

@@ -57,6 +57,7 @@ from cudnn_fe.attention.gated_block import gated_attention_block_forward as gate
 from cudnn_fe.attention.gated_block.legacy_backward import GatedAttentionBlockBwd as GatedAttentionBlockBwd
 from cudnn_fe.attention.gated_block.legacy_forward import GatedAttentionBlockFwd as GatedAttentionBlockFwd
 from cudnn_fe.attention.gated_block.paged import gated_attention_block_paged_forward as gated_attention_block_paged_forward
+from cudnn_fe.attention.gated_block.sparse import gated_attention_block_sparse_forward as gated_attention_block_sparse_forward
 from cudnn_fe.attention.hca import aligned_hca_backward as aligned_hca_backward
 from cudnn_fe.attention.hca.legacy import AlignedHCABackward as AlignedHCABackward
 from cudnn_fe.attention.hca.legacy import aligned_hca_backward_wrapper as aligned_hca_backward_wrapper

@@ -50,6 +50,7 @@ _NAMES = {
         "ops.kimi_delta_attention_backward_jax ops.kimi_delta_attention_forward_jax flex_attention_backward "
         "flex_attention_forward flex_attn_func gated_attention_block "
         "gated_attention_block_backward gated_attention_block_forward gated_attention_block_paged_forward "
+        "gated_attention_block_sparse_forward "
         "mamba2_forward mamba2_backward "
         "gated_delta_net_summary_forward gated_delta_net_summary_backward "
         "kimi_delta_attention_summary_forward kimi_delta_attention_summary_backward "

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, cute
 
 from cudnn_fe.core.cute.activations import geglu, swiglu
-from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Epilogue, fragment_column, fragment_row
+from cudnn_fe.core.cute.epilogue_sm90 import (
+    BlockPlace,
+    Epilogue,
+    Output,
+    ReadingEpilogue,
+    fragment_column,
+    fragment_row,
+)
 from cudnn_fe.core.cute.exact import multiply
-from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.grouped.kernel_spec import RowsSpec, WgradSpec
 
 __all__ = ["Factors", "gated_epilogue", "plain_epilogue", "sum_epilogue"]
@@ -93,37 +99,35 @@ def gated_epilogue(spec: RowsSpec) -> Epilogue:
     return epilogue
 
 
-def sum_epilogue(spec: WgradSpec) -> Epilogue:
+def sum_epilogue(spec: WgradSpec, result: Output) -> Epilogue:
     """The sums, times the expert's two factors; where the spec says so added, once rounded, to what was there.
 
-    That is (L, M, N), or the matrices (M, N) at (L,) addresses: given as ``(held,)`` or ``(addresses, M, N)``, and
-    after it the factors, ``()`` without.
+    It gets the factors, ``()`` without, and stores its blocks as `result`.
     """
-    kind = element_type(spec.gemm.out_dtypes[0])
+    return _Added(result) if spec.adds else _scaled
 
-    def epilogue(block: cute.Tensor, where: BlockPlace, arguments: Any) -> tuple[cute.Tensor, ...]:
-        given, factors = arguments
-        if spec.factors:
-            factor = multiply(factors[0][where.batch], factors[1][where.batch])
-            scaled = cute.make_rmem_tensor(block.shape, Float32)
-            for i in range(cute.size(block)):
-                scaled[i] = multiply(block[i], factor)
-            block = scaled
-        if not spec.adds:
-            return (block,)
-        if spec.addresses is None:
-            held = given[0][where.batch, None, None]
-        else:
-            places, m, n = given
-            start = cute.make_ptr(kind, places[where.batch], cute.AddressSpace.gmem, assumed_align=16)
-            held = cute.make_tensor(start, cute.make_layout((m, n), stride=(Int64(n), 1)))
-        rows, columns = (Int32(extent) - 1 for extent in held.shape)
+
+def _scaled(block: cute.Tensor, where: BlockPlace, factors: Any) -> tuple[cute.Tensor, ...]:
+    if not factors:
+        return (block,)
+    factor = multiply(factors[0][where.batch], factors[1][where.batch])
+    scaled = cute.make_rmem_tensor(block.shape, Float32)
+    for i in range(cute.size(block)):
+        scaled[i] = multiply(block[i], factor)
+    return (scaled,)
+
+
+class _Added(ReadingEpilogue):
+    """In place, too: a block is read before it is stored, and nothing else of the result is it."""
+
+    def __init__(self, result: Output) -> None:
+        self.source = result
+
+    def __call__(
+        self, block: cute.Tensor, where: BlockPlace, arguments: Any, read: cute.Tensor
+    ) -> tuple[cute.Tensor, ...]:
+        (sums,) = _scaled(block, where, arguments)
         total = cute.make_rmem_tensor(block.shape, Float32)
         for i in range(cute.size(block)):
-            row = where.row + fragment_row(where.thread) + 8 * (i // 2 % 2)
-            column = where.column + fragment_column(where.thread, i)
-            before = held[cutlass.min(row, rows), cutlass.min(column, columns)]
-            total[i] = Float32(kind(block[i])) + Float32(before)
+            total[i] = Float32(self.source.element(sums[i])) + read[i]
         return (total,)
-
-    return epilogue

@@ -101,7 +101,13 @@ def sums_refusal(problem: Any, where: Device) -> str | None:
     """Why it cannot sum over the rows of groups on this device into these results, whatever the operands are."""
     a, b = problem.a_tensor, problem.b_tensor
     result = output("wgrad_tensor", (a.shape[0], b.shape[1]), problem.wgrad_dtype, a.device)
-    return _first(_device_refusal(where), _too_many(b.name, b.shape[0]), _rows_refusal(result))
+    old = problem.wgrad_tensor
+    return _first(
+        _device_refusal(where),
+        _too_many(b.name, b.shape[0]),
+        _rows_refusal(result),
+        None if old is None else _layout_refusal(old),
+    )
 
 
 def _tiled(spec: Any, tile: GemmTile) -> Any:

@@ -66,6 +66,7 @@ DOWN = (
     Layer("Qwen3-30B down", 128, 65536, 768, 2048),
     Layer("Mixtral 8x7B down", 8, 8192, 14336, 4096),
 )
+_DECODING = (Layer("DeepSeek-V3 gate and up, 16 rows an expert", 32, 512, 7168, 4096),)
 SMALL = (Layer("small", 4, 96, 64, 128, in_jax=True),)
 
 
@@ -156,7 +157,7 @@ def unfused(cuda: bool) -> list[MemoryCase]:
         found.append(Way("cudnn-fe in JAX", "op", in_jax, ours=True, on_host=True))
         return [*found, Way("jax.lax.ragged_dot", "op", ragged_dot, on_host=True)]
 
-    layers = (*GATE_AND_UP, *DOWN) if cuda else SMALL
+    layers = (*GATE_AND_UP, *DOWN, *_DECODING) if cuda else SMALL
     return _cases(layers, _rows, ours, ways, lambda layer: layer.rows * layer.n)
 
 
@@ -200,7 +201,7 @@ def glu(cuda: bool) -> list[MemoryCase]:
             found.append(Way("cudnn-fe unfused", "GEMM alone", alone))
         return found
 
-    layers = GATE_AND_UP if cuda else SMALL
+    layers = (*GATE_AND_UP, *_DECODING) if cuda else SMALL
     return _cases(layers, _rows, ours, ways, lambda layer: layer.rows * layer.n // 2)
 
 

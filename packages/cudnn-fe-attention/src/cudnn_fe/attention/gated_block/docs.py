@@ -17,6 +17,9 @@ __all__ = [
     "PAGED_NOTES",
     "PAGED_TENSORS",
     "SOURCE",
+    "SPARSE_EXAMPLE",
+    "SPARSE_NOTES",
+    "SPARSE_TENSORS",
 ]
 
 _ANY, _STATISTICS = "any strides", ("float32", "float64")
@@ -154,7 +157,8 @@ FORWARD_NOTES = (
     "whose scale is E4M3 of `max(amax / 6, 2**-9)` per 16 channels, or MXFP4, with the power of two at or above `amax "
     "/ 6` per 32; the division by 6 is a product with the float32 next to 1/6. Blocks along tokens start with each "
     "sequence, padded or packed, and keys past a length count as zeros.",
-    "Not served yet: block-sparse attention. Serving over pages is `gated_attention_block_paged_forward`.",
+    "Serving over pages is `gated_attention_block_paged_forward`, block-sparse attention "
+    "`gated_attention_block_sparse_forward`; the two together are not served yet.",
     "Accepted beyond the vendor: every GPU, any head size, float32 and float64, CPU, NumPy and JAX.",
 )
 BACKWARD_NOTES = (
@@ -211,4 +215,48 @@ grads = gated_attention_block_backward(dy, saved, *weights, geometry)
 gate = saved.proj_slab[:, 64:128]
 gated = saved.o[0, :, 0] / (1 + np.exp(-gate))
 np.testing.assert_allclose(grads["dw_o"], dy[0].T @ gated, rtol=1e-3, atol=1e-4)
+"""
+_INT32 = ("int32",)
+SPARSE_TENSORS = (
+    _LENGTHS,
+    TensorRule("block_ids", "(T, top_k) or (B, S, top_k)", _ANY, _INT32, "blocks of each token, or None"),
+    TensorRule("block_lens", "(T,) or (B, S)", _ANY, _INT32, "how many of them count, or None for all"),
+    TensorRule("w_iq_norm", "(index_head_dim,)", _ANY, FLOATS, "weight of the indexer's queries' norm, or None"),
+    TensorRule("w_ik_norm", "(index_head_dim,)", _ANY, FLOATS, "likewise of its keys"),
+    TensorRule("out", "as h", "compact", FLOATS, "the output"),
+    TensorRule("lse", "(B, Hq, S), packed (1, Hq, T)", "compact", _STATISTICS, "natural log-sum-exp of the scores"),
+    TensorRule("index_k_raw", "(T, index_head_dim)", "compact", FLOATS, "the indexer's keys as they are projected"),
+    TensorRule("index_k_compressed", "(B, S // 4, index_head_dim)", "compact", FLOATS, "a key per block"),
+    TensorRule("block_ids_out", "(T, top_k)", "compact", _INT32, "the indexer's lists, ascending and then -1"),
+    TensorRule("block_lens_out", "(T,)", "compact", _INT32, "their lengths"),
+)
+SPARSE_NOTES = (
+    "A token at place p sees itself and what came before it in the blocks [4 b, 4 b + 4) that it lists, and in the "
+    "open one, from 4 floor((p + 1) / 4) on. Blocks count from the token's own sequence. A token of no sequence gives "
+    "0.",
+    "The indexer, from its own columns of the projection: each query head after RMSNorm and rotation, and for every "
+    "block the mean of its four keys after RMSNorm and rotation at the block's first place, both rounded once; the "
+    "score of a block that ends before the next token is the sum over heads of the positive part of their product, "
+    "divided by the root of index_head_dim. The best top_k are listed, of equal ones the first. Sequences of at most "
+    "4 top_k + 3 tokens list every block without scores.",
+    "Memory grows with the tokens times the length of a list.",
+    "Not served: lists over pages, gradients, quantised blocks.",
+    "Accepted beyond the vendor: every GPU, any head size, float32 and float64, CPU, NumPy and JAX.",
+)
+SPARSE_EXAMPLE = """\
+import numpy as np
+from cudnn_fe.attention import GatedAttentionBlockGeometry, gated_attention_block_sparse_forward
+from cudnn_fe.attention.gated_block.declarations import QsaSpec
+
+rng = np.random.default_rng(0)
+geometry = GatedAttentionBlockGeometry(32, h_q=2, h_kv=1, d_head=64, rope_dim=16, qsa=QsaSpec(top_k=4))
+h = rng.standard_normal((1, 12, 32), dtype=np.float32)
+w_qkvg = rng.standard_normal((geometry.n_qkvg, 32), dtype=np.float32) / 8
+w_o = rng.standard_normal((32, 2 * 64), dtype=np.float32) / 8
+norm, cos, sin = np.ones(64, np.float32), np.ones((1, 12, 16), np.float32), np.zeros((1, 12, 16), np.float32)
+lists = np.full((12, 4), -1, np.int32)  # nothing but the open block
+out = gated_attention_block_sparse_forward(h, w_qkvg, norm, norm, cos, sin, w_o, geometry, block_ids=lists)["out"]
+# The fifth token begins a block and sees itself alone: O is its value.
+gate, value = (h[0, 4] @ w_qkvg[a : a + n].T for a, n in ((128, 128), (320, 64)))
+np.testing.assert_allclose(out[0, 4], (np.tile(value, 2) / (1 + np.exp(-gate))) @ w_o.T, rtol=1e-3, atol=1e-4)
 """

@@ -122,9 +122,8 @@ def check_sample(found: TensorSpec, spec: TensorSpec) -> None:
 
 _MODES_OF_OTHERS = (
     "sample_index_kv_cache sample_index_state_cache sample_index_state_block_table index_state_slot_mapping_present "
-    "index_commit_present rope_position_tables_only block_ids block_lens index_k_raw w_iq_norm w_ik_norm "
-    "index_k_compressed block_ids_out block_lens_out index_kv_cache index_state_cache index_state_block_table "
-    "index_state_slot_mapping cos_pos sin_pos n_commit"
+    "index_commit_present rope_position_tables_only index_k_raw index_kv_cache index_state_cache "
+    "index_state_block_table index_state_slot_mapping cos_pos sin_pos n_commit"
 )
 _MODES = frozenset(_MODES_OF_OTHERS.split())
 

@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, ClassVar, Self
 
+from cudnn_fe.attention.gated_block.declarations import QsaSpec
 from cudnn_fe.attention.gated_block.docs import FORWARD_EXAMPLE, FORWARD_NOTES, FORWARD_TENSORS, SOURCE
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
 from cudnn_fe.attention.gated_block.operands import E8M0, INPUTS, NORMS, Formats, require_blobs, require_block
 from cudnn_fe.attention.operands import compact, require_flag, statistics_dtype
+from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import NotYetSupportedError, OptionTypeError
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["FACTORS", "FORWARD", "PLAIN", "GatedAttentionBlock", "frozen"]
+__all__ = ["FACTORS", "FORWARD", "PLAIN", "GatedAttentionBlock", "frozen", "thawed"]
 
 _SCALES = ("h_sf", "w_qkvg_sf", "w_o_sf")
 FACTORS = ("descale_h", "descale_w_qkvg", "descale_w_o", "scale_q", "scale_k", "scale_v", "scale_o")
+_OTHER = {
+    False: "leave it out, or call gated_attention_block_sparse_forward",
+    True: "call gated_attention_block_forward",
+}
 PLAIN = (("quant", None), ("w_fp4", False), ("o_fp4", None))  # options of blocks that are not quantised
 
 
-def frozen(geometry: Any) -> tuple[Any, ...]:
-    """A geometry as the plain values that an op takes; raises unless a block of it is served."""
+def frozen(geometry: Any, *, sparse: bool = False) -> tuple[Any, ...]:
+    """A geometry as the plain values that an op takes; raises unless it is valid, and of a sparse block or not."""
     if not isinstance(geometry, GatedAttentionBlockGeometry):
         got = type(geometry).__qualname__
         raise OptionTypeError("geometry", got=got, wanted="a GatedAttentionBlockGeometry", remedy="make one")
     geometry.validate()
-    if geometry.qsa is not None:
-        raise NotYetSupportedError("qsa", got="a QsaSpec", wanted="None", remedy="use dense attention")
-    return astuple(geometry)
+    if (geometry.qsa is not None) != sparse:
+        got, wanted = ("a QsaSpec", "None") if geometry.qsa is not None else ("None", "a QsaSpec")
+        raise NotYetSupportedError("qsa", got=got, wanted=wanted, remedy=_OTHER[sparse])
+    if geometry.qsa is None:
+        return astuple(geometry)
+    kind = geometry.qsa.index_cache_dtype
+    plain = replace(geometry.qsa, index_cache_dtype=None if kind is None else dtype(kind).name)
+    return astuple(replace(geometry, qsa=plain))
+
+
+def thawed(shape: tuple[Any, ...]) -> GatedAttentionBlockGeometry:
+    """The geometry that `frozen` made plain values of."""
+    *dense, qsa = shape
+    return replace(GatedAttentionBlockGeometry(*dense), qsa=None if qsa is None else QsaSpec(*qsa))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
-from cudnn_fe.core.errors import NotYetSupportedError, ShapeError
+from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.require import require_contiguous
 from cudnn_fe.core.tensor import spec_of
 
@@ -63,6 +63,15 @@ def register_pytree() -> None:
     jax.tree_util.register_dataclass(SavedForBackward, data_fields=names, meta_fields=["seq_lens_form"])
 
 
+def _three_dims(proj_slab: Any, geometry: GatedAttentionBlockGeometry, batch: int, seq_len: int) -> Any:
+    spec = spec_of(proj_slab, "proj_slab")
+    wanted = (batch * seq_len, geometry.n_qkvg)
+    if spec.shape not in (wanted, (batch, seq_len, geometry.n_qkvg)):
+        raise ShapeError("proj_slab", got=str(spec.shape), wanted=f"{wanted}", remedy="pass the forward's projection")
+    require_contiguous(spec)
+    return proj_slab.reshape(batch, seq_len, geometry.n_qkvg)
+
+
 def saved_slab_views(
     proj_slab: Any, geometry: GatedAttentionBlockGeometry, batch: int, seq_len: int
 ) -> tuple[Any, Any, Any, Any]:
@@ -77,19 +86,28 @@ def saved_slab_views(
     Raises:
         ShapeError, StrideError: It is of another size, or not contiguous.
     """
-    spec = spec_of(proj_slab, "proj_slab")
-    wanted = (batch * seq_len, geometry.n_qkvg)
-    if spec.shape not in (wanted, (batch, seq_len, geometry.n_qkvg)):
-        raise ShapeError("proj_slab", got=str(spec.shape), wanted=f"{wanted}", remedy="pass the forward's projection")
-    require_contiguous(spec)
-    slab = proj_slab.reshape(batch, seq_len, geometry.n_qkvg)
-    cuts = zip(geometry.qkvg_offsets, geometry.qkvg_block_widths, geometry.qkvg_heads, strict=True)
+    slab = _three_dims(proj_slab, geometry, batch, seq_len)
+    cuts = list(zip(geometry.qkvg_offsets, geometry.qkvg_block_widths, geometry.qkvg_heads, strict=True))[:4]
     bands = [slab[..., a : a + n].reshape(batch, seq_len, heads, geometry.d_head) for a, n, heads in cuts]
     return bands[0], bands[1], bands[2], bands[3]
 
 
 def index_k_raw_view(proj_slab: Any, geometry: GatedAttentionBlockGeometry, batch: int, seq_len: int) -> Any:
-    """The indexer's raw keys in the projection, of blocks that have an indexer, which are not served yet."""
-    raise NotYetSupportedError(
-        "index_k_raw_view", got="a call", wanted="a block with an indexer", remedy="use dense attention"
-    )
+    """A view of the indexer's raw keys in the projection, (batch, seq_len, 1, index_head_dim).
+
+    Args:
+        proj_slab: The projection (batch seq_len, n_qkvg) or (batch, seq_len, n_qkvg), contiguous.
+        geometry: The block's geometry, with an indexer's columns.
+        batch: Sequences.
+        seq_len: Tokens of each.
+
+    Raises:
+        OptionError: The geometry has no indexer's columns.
+        ShapeError, StrideError: The projection is of another size, or not contiguous.
+    """
+    if geometry.qsa is None or not geometry.index_band:
+        wanted = "an indexer's columns"
+        raise OptionError("qsa", got=repr(geometry.qsa), wanted=wanted, remedy="declare QsaSpec(index_band=True)")
+    slab = _three_dims(proj_slab, geometry, batch, seq_len)
+    width = geometry.qsa.index_head_dim
+    return slab[..., geometry.n_qkvg - width :].reshape(batch, seq_len, 1, width)

@@ -21,8 +21,10 @@ __all__ = [
     "batched",
     "flat",
     "forward",
+    "normed",
     "of_keys",
     "prepared",
+    "rotated",
     "rounded_operands",
     "sequences",
     "tables",
@@ -163,7 +165,7 @@ def sequences(problem: Any, xp: Any, x: Any, seq_lens: Any) -> tuple[Any, Visibl
 
 def bands(xp: Any, g: GatedAttentionBlockGeometry, slab: Any) -> Heads:
     """The bands of the projection (B, S, n_qkvg), the indexer's left out."""
-    cuts = zip(g.qkvg_offsets, g.qkvg_block_widths, g.qkvg_heads, strict=True)
+    cuts = list(zip(g.qkvg_offsets, g.qkvg_block_widths, g.qkvg_heads, strict=True))[:4]
     shape = (*slab.shape[:2], -1, g.d_head)
     return Heads(*(xp.reshape(slab[..., a : a + n], (*shape[:2], heads, g.d_head)) for a, n, heads in cuts))
 
@@ -174,10 +176,19 @@ def prepared(
     """Heads after their norm and rotation, rounded once, and the norm's reciprocal root (B, S, heads)."""
     rstd = None
     if g.qk_norm:
-        root = 1 / xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True) / g.d_head + g.qk_norm_eps)
-        x, rstd = x * root * wide(weight), root[..., 0]
-    half = g.rope_dim // 2
-    first, second, rest = x[..., :half], x[..., half : g.rope_dim], x[..., g.rope_dim :]
+        x, rstd = normed(xp, x, weight, g.qk_norm_eps)
+    return round_through(rotated(xp, x, cos, sin, g.rope_dim), io), rstd
+
+
+def normed(xp: Any, x: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+    """RMSNorm along the last dim, and its reciprocal root."""
+    root = 1 / xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
+    return x * root * wide(weight), root[..., 0]
+
+
+def rotated(xp: Any, x: Any, cos: Any, sin: Any, width: int) -> Any:
+    """``x`` with its leading ``width`` channels rotated, halves against each other."""
+    half = width // 2
+    first, second, rest = x[..., :half], x[..., half:width], x[..., width:]
     c, s = (cos[..., :half], cos[..., half:]), (sin[..., :half], sin[..., half:])
-    turned = (first * c[0] - second * s[0], second * c[1] + first * s[1], rest)
-    return round_through(xp.concat(turned, axis=-1), io), rstd
+    return xp.concat((first * c[0] - second * s[0], second * c[1] + first * s[1], rest), axis=-1)

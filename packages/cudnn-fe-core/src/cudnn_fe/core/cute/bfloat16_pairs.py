@@ -6,9 +6,9 @@ from typing import Any
 
 from cutlass import Float32, Int32
 
-from cudnn_fe.core.cute.ptx_base import assemble, permute_bytes
+from cudnn_fe.core.cute.ptx_base import assemble
 
-__all__ = ["narrow_pairs", "widen_pairs", "widen_pairs_again"]
+__all__ = ["narrow_pairs", "widen_pairs"]
 
 _UPPER = -0x10000
 
@@ -19,15 +19,6 @@ def widen_pairs(words: list[Any]) -> list[Float32]:
     for word in words:
         for bits in (word << 16, word & _UPPER):
             values += assemble("mov.b32 $0, $1;", [Float32], [Int32(bits)])
-    return values
-
-
-def widen_pairs_again(words: list[Any]) -> list[Float32]:
-    """`widen_pairs` in other instructions: the assembler would keep, or spill, what it has computed before."""
-    values = []
-    for word in words:
-        for bits in (permute_bytes(word, Int32(0), 0x1044), permute_bytes(word, Int32(0), 0x3244)):
-            values += assemble("mov.b32 $0, $1;", [Float32], [bits])
     return values
 
 

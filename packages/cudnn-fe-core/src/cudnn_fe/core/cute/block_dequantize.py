@@ -28,6 +28,7 @@ from cudnn_fe.core.cute.small_floats import as_float
 __all__ = ["DequantizeTiles"]
 
 Dims = tuple[int, int, int]
+_BLOCKS = 10  # least of a multiprocessor: a warp waits for its loads once, and others must work then
 
 
 class DequantizeTiles:
@@ -68,7 +69,13 @@ class DequantizeTiles:
         """Launch on ``stream``."""
         batch, row, column = self.out_dims
         blocks, walk = tile_walk(out.shape[row], out.shape[column], out.shape[batch])
-        self.kernel(codes, scales, factor, out, walk).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
+        self.kernel(codes, scales, factor, out, walk).launch(
+            grid=(blocks, 1, 1),
+            block=(THREADS, 1, 1),
+            min_blocks_per_mp=_BLOCKS,
+            preferred_smem_carveout=-1,  # the driver's choice; without it the compiler asks a GPU
+            stream=stream,
+        )
 
     @cute.kernel
     def kernel(self, codes: cute.Tensor, scales: cute.Tensor, factor: Any, out: cute.Tensor, walk: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,8 @@ from cutlass import Float32, Int32, cute
 
 from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
 from cudnn_fe.core.cute.block_tiles import SIDE, LanePlace, Matrix, ScalePlace, store_vector_bytes
-from cudnn_fe.core.cute.exact import fused_multiply_add, multiply
-from cudnn_fe.core.cute.ptx_base import assemble
+from cudnn_fe.core.cute.exact import fused_multiply_add, magnitude, multiply
+from cudnn_fe.core.cute.ptx_base import assemble, permute_bytes
 from cudnn_fe.core.cute.row_vectors import store_global
 from cudnn_fe.core.cute.small_floats import E2M1_UNIT, E4M3, as_bits, as_float, e2m1_word, fp8_words
 
@@ -214,18 +213,17 @@ def reduce_scatter(values: list[Any], masks: tuple[int, ...], lane: Any, larger:
 
 
 def gather(values: list[Any], masks: tuple[int, ...], lane: Any) -> list[Any]:
-    """The inverse of `reduce_scatter`: every lane gets all values again."""
-    for mask in reversed(masks):
-        others = [cute.arch.shuffle_sync_bfly(value, mask) for value in values]
-        upper = (lane & mask) != 0
-        low = [cutlass.select_(upper, other, mine) for mine, other in zip(values, others, strict=True)]
-        high = [cutlass.select_(upper, mine, other) for mine, other in zip(values, others, strict=True)]
-        values = low + high
-    return values
+    """The inverse of `reduce_scatter`: every lane gets all values again, each from the lane that has it."""
+    first = lane & ~sum(masks)
+    found = []
+    for part in range(1 << len(masks)):
+        bits = sum(mask for index, mask in enumerate(reversed(masks)) if part >> index & 1)
+        found += [cute.arch.shuffle_sync(value, first | bits if bits else first) for value in values]
+    return found
 
 
 def largest_magnitudes(quantizer: BlockQuantizer, place: ScalePlace, rows: list[list[Any]]) -> list[Any]:
-    """The largest magnitude of each of a lane's rows, or columns, of fp32 values as the recipe reads them."""
+    """The largest magnitude of each of a lane's rows, or columns, of fp32 values."""
     found = []
     for line in zip(*rows, strict=True) if place.columns else rows:
         largest = quantizer.larger(line[0], line[1])
@@ -236,15 +234,18 @@ def largest_magnitudes(quantizer: BlockQuantizer, place: ScalePlace, rows: list[
 
 
 def largest_of_pairs(quantizer: BlockQuantizer, place: ScalePlace, pairs: list[list[Any]]) -> list[Any]:
-    """The same from words of 16-bit pairs of magnitudes, at half the instructions."""
+    """The same as four words of two rows, or columns, from words of 16-bit pairs of magnitudes."""
     found: list[Any] = []
     for line in zip(*pairs, strict=True) if place.columns else pairs:
         largest = quantizer.larger_pair(line[0], line[1])
         for word in line[2:]:
             largest = quantizer.larger_pair(largest, word)
-        two = quantizer.unpaired(largest)
-        found += two if place.columns else [quantizer.larger(*two)]
-    return found
+        found.append(largest)
+    if place.columns:
+        return found
+    evens_and_odds = zip(found[::2], found[1::2], strict=True)
+    halves = [(permute_bytes(a, b, 0x5410), permute_bytes(a, b, 0x7632)) for a, b in evens_and_odds]
+    return [quantizer.larger_pair(low, high) for low, high in halves]
 
 
 def store_scales(
@@ -256,6 +257,8 @@ def store_scales(
     matrix: Matrix,
     at: LanePlace,
     rows: int = SIDE,
+    *,
+    paired: bool = False,
 ) -> list[Float32]:
     """Store the scales of a lane's blocks, and return what each row, or column, is multiplied by.
 
@@ -268,12 +271,17 @@ def store_scales(
         matrix: Extents of the quantised matrix.
         at: This lane's first row and column in it.
         rows: Rows of a lane: eight; or four, where lanes that differ in bit 4 hold the eight rows of the same columns.
+        paired: Whether they are words of `largest_of_pairs`.
     """
     lane = cute.arch.thread_idx()[0] % 32
     masks = (_COLUMN_LANES if place.columns else _ROW_LANES)[1 if place.block == 16 else 0 :]
     if place.columns and rows < SIDE:
         masks = (*masks, _HALVES_LANE)
-    owned, first = reduce_scatter(largest, masks, lane, quantizer.larger)
+    owned, first = reduce_scatter(largest, masks, lane, quantizer.larger_pair if paired else quantizer.larger)
+    if paired:
+        owned, first = [value for word in owned for value in quantizer.unpaired(word)], first * 2
+    if quantizer.multiplies(norm):  # rounding keeps the order: the largest product is that of the largest
+        owned = [magnitude(multiply(value, norm)) for value in owned]
     found = [quantizer.scale_and_multiplier(one, norm) for one in owned]
     offset, step, _ = place.locate(matrix, at, first)
     for index, (code, _) in enumerate(found):
@@ -306,51 +314,52 @@ def quantize_tile(
         matrix: Extents of the quantised matrix.
         at: This lane's first row and column in it.
     """
-    values = [[quantizer.prepared(value, norm) for value in row] for row in values]
     largest = largest_magnitudes(quantizer, place, values)
     by = store_scales(quantizer, place, largest, norm, scales, matrix, at, len(values))
-    return [_multiplied(place, row, by, j) for j, row in enumerate(values)]
+    prepared = [[quantizer.prepared(value, norm) for value in row] for row in values]
+    return [_multiplied(place, row, by, j) for j, row in enumerate(prepared)]
 
 
 def store_codes(
     quantizer: BlockQuantizer,
     place: ScalePlace,
-    row_of: Callable[[int], list[Any]],
+    rows: list[list[Any]],
     by: list[Any],
     norm: Any,
     target: Matrix,
     matrix: Matrix,
     at: LanePlace,
+    first: int,
     access: int,
 ) -> None:
-    """Multiply, encode and store a lane's values, a row after another; FP4 in pairs along the quantised direction.
+    """Multiply, encode and store two of a lane's rows; FP4 in pairs along the quantised direction.
+
+    Two at a time, since multiplied values of more would take too many registers.
 
     Args:
         quantizer: The recipe.
         place: Where scales lie.
-        row_of: Makes one of eight rows of values, as late as can be: all at once would take too many registers.
+        rows: Two rows of eight.
         by: What `store_scales` returned.
         norm: The factor that it got.
         target: The codes' memory.
         matrix: Extents of the quantised matrix.
         at: This lane's first row and column in it.
+        first: The lane's rows before these, an even number.
         access: Elements of a row that may be written at once.
     """
-
-    def row(j: int) -> list[Any]:
-        return _multiplied(place, [quantizer.prepared(value, norm) for value in row_of(j)], by, j)
-
     left = matrix.columns - at.column
+    prepared = [[quantizer.prepared(value, norm) for value in row] for row in rows]
+    scaled = [_multiplied(place, row, by, first + j) for j, row in enumerate(prepared)]
     fp4 = quantizer.element == "float4_e2m1fn"
     if fp4 and place.columns:
-        for j in range(0, SIDE, 2):
-            together = [value for pair in zip(row(j), row(j + 1), strict=True) for value in pair]
-            address = target.place(at.batch, (at.row + j) // 2, at.column)
-            inside = Int32(at.row + j < matrix.rows)
-            store_vector_bytes(address, quantizer.words(together, norm), 8, access, left, inside)
+        together = [value for pair in zip(*scaled, strict=True) for value in pair]
+        address = target.place(at.batch, (at.row + first) // 2, at.column)
+        inside = Int32(at.row + first < matrix.rows)
+        store_vector_bytes(address, quantizer.words(together, norm), 8, access, left, inside)
         return
     bits = 4 if fp4 else 8
-    for j in range(SIDE):
+    for j, row in enumerate(scaled, first):
         address = target.place(at.batch, at.row + j, at.column * bits // 8)
-        words = quantizer.words(row(j), norm)
-        store_vector_bytes(address, words, bits, access, left, Int32(at.row + j < matrix.rows))
+        inside = Int32(at.row + j < matrix.rows)
+        store_vector_bytes(address, quantizer.words(row, norm), bits, access, left, inside)

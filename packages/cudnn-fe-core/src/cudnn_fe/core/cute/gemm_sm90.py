@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import cutlass
 from cuda.bindings.driver import CUstream
@@ -11,6 +11,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from cudnn_fe.core.cute import epilogue_sm90, mainloop_sm90, split_k
 from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Epilogue, Output, ReadingEpilogue
+from cudnn_fe.core.cute.epilogue_source import EpilogueSource
 from cudnn_fe.core.cute.gemm_layout import DenseGemm, Extents, GemmLayout, Rank, TilePlace
 from cudnn_fe.core.cute.numerics import element_type
 from cudnn_fe.core.cute.tma import TmaTile, k_tiles, load_tile, store_tile, tile_at
@@ -25,14 +26,6 @@ PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
 STORE_BARRIER = 1
 TURN_BARRIER = 3
-
-
-class _Source(NamedTuple):
-    """What the epilogue reads: its loads, its buffers in shared memory, and a barrier for each of them."""
-
-    load: TmaTile
-    buffers: cute.Tensor
-    barriers: cute.Pointer
 
 
 class GemmSm90:
@@ -202,16 +195,11 @@ class GemmSm90:
         for output in self.outputs:
             layout = output.smem_layout(self.slots * self.consumers)
             sOuts.append(smem.allocate_tensor(output.element, layout.outer, 1024, swizzle=layout.inner))
-        sources = []
-        for described, read in zip(self.sources, reads, strict=True):
-            count = self.source_slots * self.consumers
-            filled = smem.allocate_array(cutlass.Int64, count, byte_alignment=16)
-            layout = described.smem_layout(count)
-            buffers = smem.allocate_tensor(described.element, layout.outer, 1024, swizzle=layout.inner)
-            sources.append(_Source(read, buffers, filled))
-            if thread == 0:
-                for index in cutlass.range_constexpr(count):
-                    cute.arch.mbarrier_init(filled + index, 1)
+        count = self.source_slots * self.consumers
+        sources = tuple([EpilogueSource.of(*pair, smem, count) for pair in zip(self.sources, reads, strict=True)])
+        if thread == 0:
+            for source in sources:
+                source.prepare()
 
         cluster_layout = cute.make_layout((1, *self.cluster))
         rank = tuple(cute.arch.block_in_cluster_idx())
@@ -248,7 +236,7 @@ class GemmSm90:
                 cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             consumer = warpgroup_index - 1
             self.multiply_tiles(
-                ring, tiles, first, step, rank, tiled_mma, sA, sB, stores, sOuts, tuple(sources), consumer, arguments
+                ring, tiles, first, step, rank, tiled_mma, sA, sB, stores, sOuts, sources, consumer, arguments
             )
 
     @cute.jit
@@ -303,7 +291,7 @@ class GemmSm90:
         sB: cute.Tensor,
         stores: tuple[TmaTile, ...],
         sOuts: list[cute.Tensor],
-        sources: tuple[_Source, ...],
+        sources: tuple[EpilogueSource, ...],
         consumer: Int32,
         arguments: Any,
     ) -> None:
@@ -327,9 +315,9 @@ class GemmSm90:
             blocks = [(row + down, column * self.blocks + right) for down, right in places]
             if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0:
                 # What the last tile left here has been read: its results were stored behind a barrier.
-                for described, source in zip(self.sources, sources, strict=True):
+                for source in sources:
                     for index in cutlass.range_constexpr(self.source_slots):
-                        _read_block(source, described, at, blocks[index], consumer * self.source_slots + index)
+                        source.start(at, blocks[index], consumer * self.source_slots + index)
             next_turn = None
             if cutlass.const_expr(self.tile.ping_pong):
                 # An mbarrier tells apart neighbouring laps only: waiting for a stage several laps ahead of the
@@ -369,7 +357,7 @@ class GemmSm90:
         fragment: cute.Tensor,
         stores: tuple[TmaTile, ...],
         sOuts: list[cute.Tensor],
-        sources: tuple[_Source, ...],
+        sources: tuple[EpilogueSource, ...],
         at: TilePlace,
         block: tuple[Int32, Int32],
         later: list[tuple[Int32, Int32]],
@@ -386,19 +374,16 @@ class GemmSm90:
         storing_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4 == 0
         barrier = pipeline.NamedBarrier(STORE_BARRIER + consumer, WARPGROUP)
         held = consumer * self.source_slots + index % max(self.source_slots, 1)
-        read = [
-            _block_read(source, described, held, index // self.source_slots % 2, thread)
-            for described, source in zip(self.sources, sources, strict=True)
-        ]
+        read = [source.fragment(held, index // self.source_slots % 2, thread) for source in sources]
         results = self.epilogue(fragment, self.where(at, block), arguments, *read)
         place = consumer * self.slots + index % self.slots
         if storing_warp:
             cute.arch.cp_async_bulk_wait_group(self.slots - 1, read=True)
         barrier.arrive_and_wait()
         if storing_warp:
-            for described, source in zip(self.sources, sources, strict=True):
+            for source in sources:
                 for next_block in later:
-                    _read_block(source, described, at, next_block, held)
+                    source.start(at, next_block, held)
         for output, result, sOut in zip(self.outputs, results, sOuts, strict=True):
             epilogue_sm90.store_fragment(output, result, sOut[None, None, place], thread)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -412,22 +397,3 @@ class GemmSm90:
                 )
                 cute.copy(store.atom, tSsOut[None, place], tSgOut)
             cute.arch.cp_async_bulk_commit_group()
-
-
-def _read_block(source: _Source, described: Output, at: TilePlace, block: tuple[Int32, Int32], place: Int32) -> None:
-    """One warp's load of a block into the buffer at `place`; rows behind the group's last arrive as zeros."""
-    corner = (at.out_row + 64 * block[0], block[1] * described.columns, *at.out)
-    tile = tile_at(source.load.tensor, corner, (64, described.columns))
-    smem, gmem = cpasync.tma_partition(
-        source.load.atom, 0, cute.make_layout(1), cute.group_modes(source.buffers, 0, 2), cute.group_modes(tile, 0, 2)
-    )
-    barrier = source.barriers + place
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive_and_expect_tx(barrier, described.bytes)
-    cute.copy(source.load.atom, gmem, smem[None, place], tma_bar_ptr=barrier)
-
-
-def _block_read(source: _Source, described: Output, place: Int32, phase: int, thread: Int32) -> cute.Tensor:
-    """The thread's part of the block in the buffer at `place`, once it is there."""
-    cute.arch.mbarrier_wait(source.barriers + place, phase)
-    return epilogue_sm90.load_fragment(described, source.buffers[None, None, place], thread)

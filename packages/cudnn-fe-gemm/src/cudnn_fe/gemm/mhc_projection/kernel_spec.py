@@ -16,6 +16,7 @@ class MhcSpec:
         chunked: Whether there are more projections than that.
         access: Elements of a row of x, and of dx, that may be accessed at once.
         projection_access: Elements of a row of grad_proj that may be read at once, 4 or 1.
+        multiprocessors: Of the device, among which the work is shared out.
         arch: The target that the kernel is compiled for.
     """
 
@@ -23,4 +24,5 @@ class MhcSpec:
     chunked: bool
     access: int
     projection_access: int
+    multiprocessors: int
     arch: str

@@ -104,7 +104,6 @@ BACKWARD = Op(
     problem=MhcProjection,
     reference="cudnn_fe.gemm.mhc_projection.reference:mhc_projection",
     kernels=KERNELS,
-    reference_on_gpu=True,
     summary="Gradients of the projection and the root mean square of manifold-constrained hyper-connections.",
     formula=r"dX_{mk} = \frac{dr_m}{r_m K} x_{mk} + \sum_n P_{mn} W_{nk}, \qquad dW_{nk} = \sum_m P_{mn} x_{mk}",
     tensors=(

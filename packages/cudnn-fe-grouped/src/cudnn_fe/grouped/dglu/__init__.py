@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from cudnn_fe.core.call import call
-from cudnn_fe.core.errors import NotYetSupportedError, OptionError
+from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.hints import check_fixed
 from cudnn_fe.core.require import require_one_of
@@ -160,7 +160,7 @@ def grouped_gemm_glu_backward(
         current_stream: Launch stream for CUDA tensors.
         round_dgrad_to_input_dtype: Whether the product is rounded to A's dtype before the derivative.
         activation_tensor: bfloat16 buffer (M, N) for the activation computed again, with dgeglu alone, or None.
-        deterministic: Not served yet, as in the vendor's unscaled mode; results do not depend on an order anyway.
+        deterministic: Changes nothing: results never depend on an order.
         backend: ``None`` (best that serves) or a name.
 
     Returns:
@@ -169,9 +169,9 @@ def grouped_gemm_glu_backward(
 
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
-        NotYetSupportedError: FP8 or FP4 operands, ``deterministic``.
         BackendError: No backend serves the call, with every backend's reason.
     """
+    del deterministic
     if is_narrow(a_tensor, "a_tensor"):
         _refuse_extras(activation_tensor, round_dgrad_to_input_dtype)
         check_common(acc_dtype, cd_major, m_aligned, mma_tiler_mn, cluster_shape_mn, sf_fp8_dtype_override)
@@ -211,10 +211,6 @@ def grouped_gemm_glu_backward(
     if epilogue_op not in (None, "none", "identity"):
         raise OptionError(
             "epilogue_op", got=repr(epilogue_op), wanted='None, "none" or "identity"', remedy="leave it out"
-        )
-    if deterministic:
-        raise NotYetSupportedError(
-            "deterministic", got="True", wanted="False", remedy="leave it: no result depends on an order"
         )
     jax = framework_of(a_tensor, operand="a_tensor") == "jax"
     if dprob_tensor is None and not jax:

@@ -9,11 +9,11 @@ from typing import Any
 
 import cutlass
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, cute
+from cutlass import Int32, cute
 
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.expert_rows import row_tile, slot_count
-from cudnn_fe.grouped.dglu.portable_sums import add_column_parts
+from cudnn_fe.grouped.dglu.portable_sums import add_column_parts, column_sum
 from cudnn_fe.grouped.row_sums.op import PART_ROWS
 
 __all__ = ["fake_arguments", "launcher"]
@@ -44,10 +44,7 @@ def _add_rows(x: cute.Tensor, offsets: cute.Tensor, parts: cute.Tensor) -> None:
     column = group * _THREADS + cute.arch.thread_idx()[0]
     rows = cutlass.min(tile.rows, Int32(PART_ROWS))
     if tile.expert < Int32(offsets.shape[0]) and rows > 0 and column < Int32(x.shape[1]):
-        total = Float32(0.0)
-        for row in cutlass.range(rows, unroll=8):
-            total += x[tile.first + row, column]
-        parts[slot, column] = total
+        parts[slot, column] = column_sum(x, tile.first, 1, rows, column)
 
 
 def fake_arguments(spec: str) -> tuple[Any, ...]:

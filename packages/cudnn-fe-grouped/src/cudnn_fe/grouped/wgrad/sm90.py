@@ -27,9 +27,8 @@ def launcher(spec: WgradSpec) -> Any:
     (kind,) = spec.gemm.out_dtypes  # of results at addresses too
     tile = spec.gemm.tile or GemmTile()
     columns = 64 if dtype(kind).bits == 16 and tile.n // tile.warpgroups_n % 64 == 0 else 32
-    gemm = GemmSm90(
-        spec.gemm, (Output(kind, "n", columns),), sum_epilogue(spec), columns, SumGroups(spec.addresses is not None)
-    )
+    result = Output(kind, "n", columns)
+    gemm = GemmSm90(spec.gemm, (result,), sum_epilogue(spec, result), columns, SumGroups(spec.addresses is not None))
 
     @cute.jit
     def launch(stream: CUstream, *tensors: cute.Tensor) -> None:
@@ -37,7 +36,7 @@ def launcher(spec: WgradSpec) -> Any:
         factors = (old.pop(0), old.pop(0)) if cutlass.const_expr(spec.factors) else ()
         columns_first = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0]))
         if cutlass.const_expr(spec.addresses is None):
-            gemm(stream, a, columns_first, (w,), (tuple(old), factors), GroupTables(offsets))
+            gemm(stream, a, columns_first, (w,), factors, GroupTables(offsets), tuple(old))
         else:
             # The results lie at addresses; w is a token, whose one value says that they are there.
             h, i = Int32(a.shape[0]), Int32(b.shape[1])
@@ -45,7 +44,7 @@ def launcher(spec: WgradSpec) -> Any:
             matrix = cute.make_tensor(origin, cute.make_layout((h, i), stride=(Int64(i), 1)))
             places = addresses(old[0], offsets.shape[0])
             tables = GroupTables(offsets, (), places, origin.toint())
-            gemm(stream, a, columns_first, (matrix,), ((places, h, i), factors), tables)
+            gemm(stream, a, columns_first, (matrix,), factors, tables, (matrix,) if spec.adds else ())
             zero_token(stream, w)
 
     return launch

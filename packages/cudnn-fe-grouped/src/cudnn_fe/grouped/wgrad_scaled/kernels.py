@@ -62,7 +62,7 @@ def _row(backend: Backend, refuse: Any, targets: tuple[str, ...]) -> Kernel:
         specialise=partial(_specialise, backend=backend),
         targets=targets,
         scratch=_scratch,
-        opt_in=True,
+        verified=("H200",),
     )
 
 

@@ -176,7 +176,6 @@ SCALED = Op(
     problem=ScaledWgrad,
     reference="cudnn_fe.grouped.wgrad_scaled.reference:scaled_wgrad",
     kernels=SCALED_WGRAD_KERNELS,
-    reference_on_gpu=True,
     summary="The block-scaled mode of grouped_gemm_wgrad_forward: MXFP8, MXFP4 or NVFP4 operands, quantised along the "
     "rows.",
     formula=r"W_{ghi} = s^A_g s^B_g \sum_{t \in g} \hat A_{ht} \hat B_{ti}",

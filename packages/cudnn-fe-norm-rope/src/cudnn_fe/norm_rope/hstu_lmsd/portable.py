@@ -12,10 +12,10 @@ from cutlass.memory import SmemAllocator
 from cudnn_fe.core.cute.activations import sigmoid, silu
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs, widen_pairs
-from cudnn_fe.core.cute.exact import divide, square_root
-from cudnn_fe.core.cute.ptx_base import load_global
+from cudnn_fe.core.cute.exact import reciprocal_square_root
+from cudnn_fe.core.cute.ptx_base import assemble, copy_async, load_global, load_shared
 from cudnn_fe.core.cute.row_reduce import RowGroups
-from cudnn_fe.core.cute.row_vectors import VECTOR, load_vectors, row_address, store_global, store_words
+from cudnn_fe.core.cute.row_vectors import VECTOR, row_address, store_global, store_words, wait_for_copies
 from cudnn_fe.core.cute.small_floats import as_bits
 from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
 from cudnn_fe.norm_rope.hstu_lmsd.kept import kept_pairs, mask_words
@@ -25,6 +25,8 @@ __all__ = ["fake_arguments", "launcher"]
 
 _BLOCKS = 8  # on one multiprocessor: the random words are integer arithmetic, which more warps keep busy
 
+_OPERANDS = _X, _U, _WEIGHT, _BIAS = 0, 1, 2, 3  # in shared memory, every thread's vectors at words of its own
+
 _SCALARS = {"eps": Float32, "scale": Float32, "threshold": Int32, "seed_low": Int32, "seed_high": Int32}
 
 
@@ -33,6 +35,9 @@ class _Forward:
         self.spec, self.plan = spec, spec.plan
         self.per_row = spec.columns // VECTOR
         self.groups = RowGroups(spec.plan.threads, spec.plan.groups)
+        self.vectors_at = 4 * self.groups.shared_words(2)
+        self.detour = self.vectors_at + len(_OPERANDS) * 16 * spec.plan.vectors * self.groups.block
+        self.shared_bytes = self.detour + 4 * self.groups.block
 
     @cute.jit
     def __call__(self, stream: cuda.CUstream, *arguments: Any, **constants: Any) -> None:
@@ -66,30 +71,34 @@ class _Forward:
         low: Int32,
         high: Int32,
     ) -> None:
-        shared = SmemAllocator().allocate(4 * self.groups.shared_words(2), 16).toint()
+        shared = SmemAllocator().allocate(self.shared_bytes, 16).toint()
+        thread = Int32(cute.arch.thread_idx()[0])
         group, lane = self.groups.place()
         row = Int64(cute.arch.block_idx()[0]) * self.plan.groups + group
         inside = row < Int64(x.shape[0])
         limit = cutlass.select_(inside, Int32(self.per_row), Int32(0))
-        xs, us, ws, bs = (cute.make_rmem_tensor(4 * self.plan.vectors, Int32) for _ in range(4))
-        load_vectors(xs, row_address(x, row), lane, self.plan.threads, limit, 16)
-        load_vectors(us, row_address(u, row), lane, self.plan.threads, limit, 16)
-        load_vectors(ws, weight.iterator.toint(), lane, self.plan.threads, self.per_row, 16)
-        load_vectors(bs, bias.iterator.toint(), lane, self.plan.threads, self.per_row, 16)
+        vectors = [lane + index * self.plan.threads for index in range(self.plan.vectors)]
+        valid = [Int32(vector < limit) for vector in vectors]
+        rows = (row_address(x, row), row_address(u, row), weight.iterator.toint(), bias.iterator.toint())
+        for which, source in enumerate(rows):
+            for index, vector in enumerate(vectors):
+                place = self.place(shared, thread, which, index)
+                copy_async(place, source + Int64(vector) * 16, 16, valid[index], common=which in (_WEIGHT, _BIAS))
         if cutlass.const_expr(self.spec.seed_operand):
             words = load_global(seed.iterator.toint(), 4, 1) + load_global(seed.iterator.toint() + 4, 4, 1)
             low, high = words[0], words[1]
-        vectors = [lane + index * self.plan.threads for index in range(self.plan.vectors)]
-        valid = [Int32(vector < limit) for vector in vectors]
         masks = []
         if cutlass.const_expr(self.spec.dropout):
-            # Before anything waits for the loads: the random words need none of them.
+            # While the copies are on their way: the random words need nothing of them.
+            drawn_for = _behind_copies(Int32(row), shared + self.detour + thread * 4)
             for index in cutlass.range_constexpr(self.plan.vectors):
-                masks.append(mask_words((Int32(row), vectors[index]), self.spec.planes, threshold, (low, high)))
+                masks.append(mask_words((drawn_for, vectors[index]), self.spec.planes, threshold, (low, high)))
                 at = mask.iterator.toint() + row * self.spec.columns + Int64(vectors[index]) * VECTOR
                 store_global(at, masks[index], 8, valid[index])
+        wait_for_copies()
         total, squares = Float32(0.0), Float32(0.0)
-        for value in widen_pairs([xs[index] for index in range(4 * self.plan.vectors)]):
+        xs = [self.words(shared, thread, _X, index) for index in range(self.plan.vectors)]
+        for value in widen_pairs([word for words in xs for word in words]):
             total += value
             squares += value * value
         total, squares = self.groups.sum([total, squares], shared, Int32(0))
@@ -98,12 +107,13 @@ class _Forward:
         variance = squares * share - centre * centre
         # NaN stays: only a negative variance is clamped.
         variance = cutlass.select_(variance < Float32(0.0), Float32(0.0), variance)
-        spread = divide(1.0, square_root(variance + eps))
+        spread = reciprocal_square_root(variance + eps)
         first = Int32(inside) * Int32(lane == 0)
         for statistic, value in ((mean, centre), (rstd, spread)):
             store_global(statistic.iterator.toint() + row * 4, [as_bits(value)], 4, first)
         for index in cutlass.range_constexpr(self.plan.vectors):
-            x8, u8, w8, b8 = (widen_pairs([part[index * 4 + word] for word in range(4)]) for part in (xs, us, ws, bs))
+            others = (self.words(shared, thread, which, index) for which in (_U, _WEIGHT, _BIAS))
+            x8, u8, w8, b8 = (widen_pairs(words) for words in (xs[index], *others))
             gate = [self.gate(value, scale) for value in u8]
             product = [((a - centre) * spread * w + b) * g for a, w, b, g in zip(x8, w8, b8, gate, strict=True)]
             values = {GATE: gate, X: x8, PRODUCT: product}
@@ -116,11 +126,28 @@ class _Forward:
                     words = kept_pairs(words, masks[index], plane)
                 store_words(target + place * (self.spec.columns * 2), words, 16, valid[index])
 
+    def place(self, shared: Any, thread: Any, which: int, index: int) -> Any:
+        return shared + self.vectors_at + ((which * self.plan.vectors + index) * self.groups.block + thread) * 16
+
+    def words(self, shared: Any, thread: Any, which: int, index: int) -> list[Int32]:
+        """One of this thread's vectors of one of the operands."""
+        return load_shared(self.place(shared, thread, which, index), 4)
+
     def gate(self, value: Any, scale: Any) -> Any:
         """The gate with dropout's scale, which then is the product's too; in SiLU it costs nothing."""
         if not self.spec.dropout:
             return silu(value) if self.spec.apply_u_silu else value
         return value * (sigmoid(value, scale) if self.spec.apply_u_silu else scale)
+
+
+def _behind_copies(value: Int32, place: Any) -> Int32:
+    """The value, by way of shared memory: what depends on it cannot start before the copies that were begun.
+
+    The assembler would start them last, just before they are waited for.
+    """
+    code = "st.volatile.shared.b32 [$1], $2; ld.volatile.shared.b32 $0, [$1];"
+    (same,) = assemble(code, [Int32], [place, value])
+    return same
 
 
 def _without_scalars(arguments: tuple[Any, ...], constants: dict[str, Any]) -> tuple[list[Any], list[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -12,7 +11,6 @@ from cutlass import Int32, cute
 from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.cute.amax import clear_amax, fold_amax
 from cudnn_fe.core.cute.arguments import fake_tensor
-from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs_again
 from cudnn_fe.core.cute.block_quantize import (
     BlockQuantizer,
     largest_magnitudes,
@@ -22,7 +20,6 @@ from cudnn_fe.core.cute.block_quantize import (
     store_scales,
 )
 from cudnn_fe.core.cute.block_tiles import SIDE, THREADS, Matrix, ScalePlace, lane_place, load_lines, tile_walk
-from cudnn_fe.core.cute.e2m1_pairs import multiplies_in_pairs, store_codes_of_pairs
 from cudnn_fe.core.cute.ptx_base import load_global
 from cudnn_fe.core.cute.small_floats import as_float, has_fp8
 from cudnn_fe.core.cute.vectors import widen
@@ -30,9 +27,9 @@ from cudnn_fe.core.dtypes import dtype
 
 __all__ = ["fake_arguments", "launcher"]
 
-# Least blocks of a multiprocessor, by whether elements are FP4 and by the number of directions: with the registers that
-# the compiler would like, too few are left to hide the loads' latency; with fewer, it spills.
-_BLOCKS = {(False, 1): 7, (False, 2): 7, (True, 1): 7, (True, 2): 7}
+# Least blocks of a multiprocessor, by the bits of an element of the source: with the registers that the compiler would
+# like, too few are left to hide the loads' latency.
+_BLOCKS = {16: 8, 32: 4}
 
 
 class _Quantize:
@@ -44,8 +41,6 @@ class _Quantize:
             if recipe is not None:
                 native = has_fp8(spec.arch)
                 quantizer = BlockQuantizer(spec.element, spec.scale, recipe, quotient, native, spec.x_dtype, True)
-                if multiplies_in_pairs(quantizer, spec.norm_rank):
-                    quantizer = replace(quantizer, fold=False)
                 self.directions.append((quantizer, ScalePlace(columns, spec.block, spec.packed)))
 
     @cute.jit
@@ -64,7 +59,7 @@ class _Quantize:
         self.kernel(x, norm, results, amax, walk).launch(
             grid=(blocks, 1, 1),
             block=(THREADS, 1, 1),
-            min_blocks_per_mp=_BLOCKS[spec.element == "float4_e2m1fn", len(self.directions)],
+            min_blocks_per_mp=_BLOCKS[x.element_type.width],
             preferred_smem_carveout=-1,  # the driver's choice; without it the compiler asks a GPU
             stream=stream,
         )
@@ -80,38 +75,41 @@ class _Quantize:
         def row_of(index: int) -> Any:
             return widen(x.element_type, loaded[index], SIDE)
 
-        def row_again(index: int) -> Any:
-            return widen_pairs_again(loaded[index]) if spec.x_dtype == "bfloat16" else row_of(index)
-
         factor = None
         if cutlass.const_expr(norm is not None):
             factor = as_float(load_global(norm.iterator.toint(), 4, Int32(1))[0])
-        if cutlass.const_expr(amax is not None):
-            fold_amax(amax.iterator.toint(), [value for index in range(SIDE) for value in row_of(index)])
-        # All maxima first: what they are made of is not needed any longer then.
-        largest = self.largest(loaded, row_of, bits, factor)
+        # All scales first: the maxima need the whole tile, the codes two rows at a time, made once for both directions.
+        paired = bits == 16
+        tile = (
+            [magnitude_pairs(spec.x_dtype, words) for words in loaded] if paired else [row_of(j) for j in range(SIDE)]
+        )
+        values = [value for row in tile for value in row]
+        of_all = self.largest_of_all(values) if paired and spec.amax else values
+        find = largest_of_pairs if paired else largest_magnitudes
+        largest = [find(quantizer, place, tile) for quantizer, place in self.directions]
+        multipliers = []
         for number in cutlass.range_constexpr(len(self.directions)):
             quantizer, place = self.directions[number]
-            codes, scales = results[2 * number], results[2 * number + 1]
-            by = store_scales(quantizer, place, largest[number], factor, scales.iterator.toint(), source, at)
-            target = Matrix.of(codes, (0, 1, 2))
-            if cutlass.const_expr(multiplies_in_pairs(quantizer, factor)):
-                store_codes_of_pairs(place, loaded, by, target, source, at, spec.out_access)
-            else:
-                made = row_again if number else row_of
-                store_codes(quantizer, place, made, by, factor, target, source, at, spec.out_access)
+            scales = results[2 * number + 1].iterator.toint()
+            multipliers.append(
+                store_scales(quantizer, place, largest[number], factor, scales, source, at, paired=paired)
+            )
+        for first in cutlass.range_constexpr(0, SIDE, 2):
+            rows = [row_of(first), row_of(first + 1)]
+            for number in cutlass.range_constexpr(len(self.directions)):
+                quantizer, place = self.directions[number]
+                target, by = Matrix.of(results[2 * number], (0, 1, 2)), multipliers[number]
+                store_codes(quantizer, place, rows, by, factor, target, source, at, first, spec.out_access)
+        if cutlass.const_expr(amax is not None):
+            fold_amax(amax.iterator.toint(), of_all)
 
-    def largest(self, loaded: Any, row_of: Any, bits: int, factor: Any) -> list[Any]:
-        """The largest magnitudes of a lane's rows and columns, as each direction wants them."""
-        pairs = [magnitude_pairs(self.spec.x_dtype, words) for words in loaded] if bits == 16 else []
-        found = []
-        for quantizer, place in self.directions:
-            if pairs and not quantizer.multiplies(factor):
-                found.append(largest_of_pairs(quantizer, place, pairs))
-                continue
-            rows = [[quantizer.prepared(value, factor) for value in row_of(index)] for index in range(SIDE)]
-            found.append(largest_magnitudes(quantizer, place, rows))
-        return found
+    def largest_of_all(self, words: list[Any]) -> list[Any]:
+        """Two magnitudes, the larger one the largest of pairs of them; NaN wins."""
+        quantizer = BlockQuantizer("", "", "epilogue", 0.0, native=False, source=self.spec.x_dtype)
+        largest, *others = words
+        for word in others:
+            largest = quantizer.larger_pair(largest, word)
+        return quantizer.unpaired(largest)
 
 
 def launcher(spec: QuantizeSpec) -> Any:

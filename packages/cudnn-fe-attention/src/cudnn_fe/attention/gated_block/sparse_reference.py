@@ -1,0 +1,210 @@
+"""The definition of the block-sparse gated attention block, for any array namespace.
+
+Tokens of all sequences lie in one row; each attends to a list of tokens of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cudnn_fe.attention.arrays import astype, index_range, narrow, product, round_through, sigmoid, take, wide
+from cudnn_fe.attention.gated_block.reference import bands, batched, flat, normed, prepared, rotated, tables
+from cudnn_fe.attention.pieces import log_sum_exp
+from cudnn_fe.attention.rows import list_softmax, over_rows, rows_at
+from cudnn_fe.attention.sequences import Rows, offsets_of, rows_of
+from cudnn_fe.attention.top_k import along_last, best_first, in_order
+
+if TYPE_CHECKING:
+    from cudnn_fe.attention.gated_block.sparse_op import GatedAttentionBlockSparse
+
+__all__ = ["forward"]
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where tokens stand.
+
+    Attributes:
+        rows: The sequence of each token, and its place there.
+        start: The row of the sequence's first token.
+        keys: Tokens of the sequence that may be seen.
+        tail: The place of the first token that is in no whole block before the next token.
+    """
+
+    rows: Rows
+    start: Any
+    keys: Any
+    tail: Any
+
+
+def _places(problem: GatedAttentionBlockSparse, xp: Any, like: Any, seq_lens: Any) -> _Places:
+    batch, tokens = problem.extents
+    if problem.form is None:
+        offsets, limits = index_range(xp, batch + 1, like) * tokens, seq_lens
+    else:
+        offsets, limits = offsets_of(xp, seq_lens) if problem.form == "lengths" else seq_lens, None
+    rows = rows_of(xp, offsets, batch * tokens)
+    keys = rows.length if limits is None else xp.minimum(rows.length, take(xp, limits, rows.sequence, 0))
+    size = problem.qsa.block_size
+    return _Places(rows, take(xp, offsets, rows.sequence, 0), keys, (rows.position + 1) // size * size)
+
+
+def forward(
+    problem: GatedAttentionBlockSparse,
+    xp: Any,
+    h: Any,
+    w_qkvg: Any,
+    w_q_norm: Any,
+    w_k_norm: Any,
+    cos: Any,
+    sin: Any,
+    w_o: Any,
+    seq_lens: Any,
+    block_ids: Any,
+    block_lens: Any,
+    w_iq_norm: Any,
+    w_ik_norm: Any,
+) -> tuple[Any, ...]:
+    """The output and the log-sum-exp; with an indexer its keys, raw and compressed, and the lists that it made.
+
+    Args:
+        problem: The bound problem.
+        xp: Array namespace of the operands.
+        h: Hidden states (B, S, d_model), or packed.
+        w_qkvg: The first weight (n_qkvg, d_model).
+        w_q_norm: Weight of the queries' norm (D,), or None.
+        w_k_norm: Weight of the keys' norm, or None.
+        cos: Cosines (B, S, rope_dim).
+        sin: Sines.
+        w_o: The last weight (d_model, Hq D).
+        seq_lens: Keys of each sequence, or the packed sequences' lengths or offsets, or None.
+        block_ids: Blocks of every token (T, top_k), or None.
+        block_lens: How many of them count (T,), or None.
+        w_iq_norm: Weight of the indexer's queries' norm, or None.
+        w_ik_norm: Weight of its keys' norm, or None.
+    """
+    g, qsa, io = problem.geometry, problem.qsa, problem.cos.dtype.name
+    batch, tokens = problem.extents
+    count = batch * tokens
+    at = _places(problem, xp, wide(h), seq_lens)
+    x = xp.reshape(wide(batched(h)), (1, count, g.d_model))
+    x = xp.where(at.rows.valid[:, None], x, xp.zeros_like(x))
+    cos, sin = (tables(xp.reshape(y, (1, count, g.rope_dim))) for y in (cos, sin))
+    slab = wide(narrow(product(xp, x, xp.matrix_transpose(wide(w_qkvg))), io))
+    cut = bands(xp, g, slab)
+    q, _ = prepared(xp, g, cut.q, w_q_norm, cos, sin, io)
+    k, _ = prepared(xp, g, cut.k, w_k_norm, cos, sin, io)
+    more: list[Any] = []
+    if g.index_band:
+        index = slab[0, :, g.n_qkvg - qsa.index_band_cols :]
+        more.append(narrow(index[:, -qsa.index_head_dim :], io))
+    if qsa.index_source == "indexer":
+        shape = (count, qsa.index_heads + qsa.index_kv_heads, qsa.index_head_dim)
+        block_ids, block_lens, keys = _indexed(
+            problem, xp, xp.reshape(index, shape), (w_iq_norm, w_ik_norm), (cos[0], sin[0]), at
+        )
+        used = tokens // qsa.block_size if problem.form is None else 0
+        by_batch = xp.reshape(keys, (batch, tokens, qsa.index_head_dim))
+        more += [narrow(by_batch[:, : used * qsa.block_size : qsa.block_size], io), block_ids, block_lens]
+    ids = xp.reshape(block_ids, (count, qsa.top_k))
+    lengths = None if block_lens is None else xp.reshape(block_lens, (count,))
+    o, lse = _attended(problem, xp, (q[0], k[0], cut.v[0]), ids, lengths, at)
+    o = round_through(o[None], io)
+    gated = round_through(o * sigmoid(xp, cut.gate), io)
+    out = product(xp, flat(xp, gated), xp.matrix_transpose(wide(w_o)))
+    lse = xp.permute_dims(xp.reshape(lse, (batch, tokens, g.h_q)), (0, 2, 1))
+    return (narrow(xp.reshape(out, problem.h.shape), io), lse, *more)
+
+
+def _listed(xp: Any, size: int, ids: Any, lengths: Any, at: _Places, rows: Any) -> tuple[Any, Any]:
+    """The tokens that some tokens see, by row, and which of them there are: (M, top_k size + size - 1)."""
+    chosen = take(xp, ids, rows, 0)
+    own, tail, keys = (take(xp, x, rows, 0)[:, None] for x in (at.rows.position, at.tail, at.keys))
+    inside = index_range(xp, size, ids)
+    place = xp.reshape(chosen[..., None] * size + inside, (chosen.shape[0], -1))
+    counted = chosen >= 0
+    if lengths is not None:
+        counted = counted & (index_range(xp, chosen.shape[1], ids) < take(xp, lengths, rows, 0)[:, None])
+    counted = xp.reshape(xp.broadcast_to(counted[..., None], (*chosen.shape, size)), place.shape)
+    counted = counted & (place < tail)  # what lies in the open block comes once, below
+    last = tail + index_range(xp, size - 1, ids)
+    place, counted = xp.concat((place, last), axis=-1), xp.concat((counted, last >= tail), axis=-1)
+    counted = counted & (place <= own) & (place < keys) & take(xp, at.rows.valid, rows, 0)[:, None]
+    return take(xp, at.start, rows, 0)[:, None] + place, counted
+
+
+def _attended(
+    problem: GatedAttentionBlockSparse, xp: Any, qkv: tuple[Any, Any, Any], ids: Any, lengths: Any, at: _Places
+) -> tuple[Any, Any]:
+    """O (T, Hq, D) and the log-sum-exp (T, Hq)."""
+    q, k, v = qkv
+    g, size, io = problem.geometry, problem.qsa.block_size, problem.cos.dtype.name
+    count, heads, width = k.shape
+    wide_list = problem.qsa.top_k * size + size - 1
+    flat_k, flat_v = (xp.reshape(x, (count, heads * width)) for x in (k, v))
+
+    def body(carry: Any, rows: Any, fresh: Any) -> tuple[Any, tuple[Any, ...]]:
+        seen, there = _listed(xp, size, ids, lengths, at, rows)
+        shape = (seen.shape[0], wide_list, heads, width)
+        keys, values = (
+            xp.permute_dims(xp.reshape(rows_at(xp, x, seen, there), shape), (0, 2, 1, 3)) for x in (flat_k, flat_v)
+        )
+        query = xp.reshape(take(xp, q, rows, 0), (seen.shape[0], heads, g.gqa_ratio, width))
+        s = g.scale * product(xp, query, xp.matrix_transpose(keys))
+        p, top, total = list_softmax(xp, s, there[:, None, None, :])
+        sums = product(xp, round_through(p, io), values)
+        o = xp.where(total == 0, xp.zeros_like(sums), sums / total)
+        lse = log_sum_exp(xp, top, total)[..., 0]
+        return carry, (xp.reshape(o, (-1, g.h_q, width)), xp.reshape(lse, (-1, g.h_q)))
+
+    if count == 0:
+        return q, xp.sum(q, axis=-1)
+    o, lse = over_rows(xp, q, count, wide_list * heads * width * 2, body)[1]
+    return o, lse
+
+
+def _indexed(
+    problem: GatedAttentionBlockSparse,
+    xp: Any,
+    index: Any,
+    weights: tuple[Any, Any],
+    rope: tuple[Any, Any],
+    at: _Places,
+) -> tuple[Any, Any, Any]:
+    """The lists of every token, how many of them count, and the compressed key of the block that begins at each."""
+    qsa, width, io = problem.qsa, problem.geometry.rope_dim, problem.cos.dtype.name
+    size, count = qsa.block_size, index.shape[0]
+    lengths = astype(xp.where(at.rows.valid, xp.clip(at.tail // size, 0, qsa.top_k), 0 * at.tail), "int32")
+    if count == 0:
+        return xp.zeros_like(xp.broadcast_to(lengths[:, None], (0, qsa.top_k))), lengths, index[:, 0]
+    query, raw = index[:, : qsa.index_heads], index[:, qsa.index_heads]
+    query = rotated(xp, normed(xp, query, weights[0], qsa.index_norm_eps)[0], *rope, width)
+    query = round_through(query, io)
+    follow = index_range(xp, count, index)[:, None] + index_range(xp, size, index)
+    mean = xp.sum(xp.reshape(take(xp, raw, xp.reshape(follow, (-1,)), 0), (count, size, raw.shape[1])), axis=1) / size
+    keys, _ = normed(xp, mean, weights[1], qsa.index_norm_eps)
+    keys = round_through(rotated(xp, keys, rope[0][:, 0], rope[1][:, 0], width), io)
+    begins = (at.rows.position % size == 0) & at.rows.valid
+    scored = problem.extents[1] > qsa.identity_bound
+
+    def body(carry: Any, rows: Any, fresh: Any) -> tuple[Any, tuple[Any, ...]]:
+        one, tail = (take(xp, x, rows, 0)[:, None] for x in (at.rows.sequence, at.tail))
+        valid = (
+            begins & (at.rows.sequence == one) & (at.rows.position < tail) & take(xp, at.rows.valid, rows, 0)[:, None]
+        )
+        scores = xp.zeros_like(astype(valid, _sums(problem)))
+        if scored:
+            dots = product(xp, take(xp, query, rows, 0), xp.matrix_transpose(keys))  # (M, heads, T)
+            scores = xp.sum(xp.where(dots > 0, dots, xp.zeros_like(dots)), axis=1) * qsa.index_head_dim**-0.5
+        _, chosen = best_first(xp, scores, valid, qsa.top_k)
+        ids = along_last(xp, xp.broadcast_to(at.rows.position, (chosen.shape[0], count)), xp.clip(chosen, 0, count - 1))
+        ids = xp.where(chosen >= 0, astype(ids // size, "int32"), chosen)
+        return carry, (in_order(xp, ids),)
+
+    (lists,) = over_rows(xp, index, count, (qsa.index_heads + 4) * count, body)[1]
+    return lists, lengths, keys
+
+
+def _sums(problem: GatedAttentionBlockSparse) -> str:
+    return "float64" if problem.cos.dtype.name == "float64" else "float32"

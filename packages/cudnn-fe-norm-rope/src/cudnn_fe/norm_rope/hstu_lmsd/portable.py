@@ -21,8 +21,8 @@ from cudnn_fe.core.cute.row_reduce import RowGroups
 from cudnn_fe.core.cute.row_vectors import VECTOR, load_words, row_address, store_global, store_words, wait_for_copies
 from cudnn_fe.core.cute.small_floats import as_bits
 from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
-from cudnn_fe.norm_rope.hstu_lmsd.kept import kept_pairs, mask_words
-from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
+from cudnn_fe.norm_rope.hstu_lmsd.kernels import LmsdSpec
+from cudnn_fe.norm_rope.hstu_lmsd.portable_kept import kept_pairs, mask_words
 
 __all__ = ["fake_arguments", "launcher"]
 

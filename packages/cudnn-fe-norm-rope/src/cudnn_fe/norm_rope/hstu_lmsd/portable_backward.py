@@ -28,8 +28,8 @@ from cudnn_fe.core.cute.row_vectors import (
     wait_for_copies,
 )
 from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
-from cudnn_fe.norm_rope.hstu_lmsd.kept import kept_pairs
-from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
+from cudnn_fe.norm_rope.hstu_lmsd.kernels import LmsdSpec
+from cudnn_fe.norm_rope.hstu_lmsd.portable_kept import kept_pairs
 
 __all__ = ["fake_arguments", "launcher"]
 

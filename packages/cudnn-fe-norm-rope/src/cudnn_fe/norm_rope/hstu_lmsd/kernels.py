@@ -9,6 +9,7 @@ from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.row_plan import RowPlan, row_plan
 from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
 
 __all__ = ["LmsdSpec", "partials", "specialise"]
 

@@ -31,7 +31,11 @@ def moved(x: Any) -> Any:
     return x.cuda().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in CASES])
+# The summaries of these rules are those of the others with fewer gates.
+AS_OTHERS = ("gated_delta_net_summary", "kimi_delta_attention_summary")
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in CASES if not name.startswith(AS_OTHERS)])
 @torch.no_grad()
 def test_definition(name: str) -> None:
     operands, options = next((operands, options) for known, operands, options in CASES if known == name)

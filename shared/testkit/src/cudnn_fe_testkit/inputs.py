@@ -59,7 +59,7 @@ def convert(x: np.ndarray[Any, Any], framework: Framework, device: str = "cpu") 
 
     kind = dtype(x.dtype)
     if kind.name == "float4_e2m1fn":  # torch's holds two elements a byte
-        return torch.from_numpy(packed_pairs(x)).view(getattr(torch, kind.torch)).to(device)
+        return torch.from_numpy(packed_pairs(x)).to(device).view(getattr(torch, kind.torch))
     carrier = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}[x.dtype.itemsize]
     # torch takes NumPy's own types only, and would copy a padded layout compactly to the device.
     strides = tuple(step // x.dtype.itemsize for step in x.strides)

@@ -29,7 +29,7 @@ __all__ = ["fake_arguments", "launcher"]
 
 # Least blocks of a multiprocessor, by the bits of an element of the source: with the registers that the compiler would
 # like, too few are left to hide the loads' latency.
-_BLOCKS = {16: 8, 32: 4}
+_BLOCKS = {16: 7, 32: 4}
 
 
 class _Quantize:

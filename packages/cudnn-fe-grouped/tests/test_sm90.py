@@ -178,7 +178,7 @@ def test_weights_at_addresses_need_whole_rows() -> None:
 
 def test_extents_enter_the_tile_alone() -> None:
     kernel = hopper(GLU)
-    specs = {
+    specs: set[Any] = {
         kernel.specialise(rows(GLU, m=m, n=n, k=k), H200)
         for m in (512, 70_000)
         for n in (512, 4096)

@@ -42,14 +42,16 @@ class _Scaled:
         return ["a", "b", "sfa", "sfb", *extra], len(self.spec.finish.out_dtypes)
 
     @cute.jit
-    def __call__(self, stream: cuda.CUstream, *arguments: Any, alpha: Any = None) -> None:
+    def __call__(self, stream: cuda.CUstream, *arguments: Any, **constants: Any) -> None:
         names, outputs = self.order()
         given = dict(zip(names, arguments, strict=False))
         results = arguments[len(names) : len(names) + outputs]
         scratch = list(arguments[len(names) + outputs :])
         factor = Float32(1.0)
         if cutlass.const_expr(self.spec.finish.kind not in ("amax", "proj_rope")):
-            factor = scratch.pop() if cutlass.const_expr(alpha is None) else Float32(alpha)
+            # JAX gives alpha by name.
+            by_name = cutlass.const_expr("alpha" in constants)
+            factor = Float32(constants["alpha"]) if by_name else scratch.pop()
         wide = []
         for name in ("a", "b"):
             operand = self.spec.a if name == "a" else self.spec.b

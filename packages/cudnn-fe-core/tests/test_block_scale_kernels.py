@@ -20,6 +20,7 @@ from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.targets import PORTABLE_TARGETS
 from cudnn_fe.core.toolchain import missing_toolchain
+from cudnn_fe_testkit.machine_code import stack_bytes
 
 pytestmark = pytest.mark.skipif(missing_toolchain() is not None, reason=f"no kernel compiler: {missing_toolchain()}")
 
@@ -44,6 +45,7 @@ ROWS = DequantizeSpec(
 COLUMNS = replace(ROWS, codes_dtype="uint8", element="float4_e2m1fn", columns=True, packed=False, scales_dtype="uint8",
                   scales_rank=3, factor_rank=1, out_dtype="float16", in_access=2, out_access=2)  # fmt: skip
 SPECS = {"quantizer": (BOTH, NVFP4, NARROW, PAIRS), "dequantizer": (ROWS, COLUMNS)}
+SPILLED = 4  # registers that the bound on them may cost
 NEWER = re.compile(r"wgmma|tcgen05|mbarrier|cp\.async\.bulk|cluster|stmatrix|e4m3|e5m2|e2m1|ue8m0")
 
 
@@ -51,6 +53,14 @@ def ptx_of(folder: str, spec: QuantizeSpec | DequantizeSpec, into: Path) -> str:
     compile_now(f"{FOLDER}.{folder}.portable", spec, spec.arch, f"--keep-ptx --dump-dir={into}")
     (path,) = into.glob("*.ptx")
     return path.read_text()
+
+
+@pytest.mark.parametrize(("folder", "spec"), [(f, spec) for f, specs in SPECS.items() for spec in specs])
+def test_little_is_spilled(folder: str, spec: QuantizeSpec | DequantizeSpec, tmp_path: Path) -> None:
+    compile_now(f"{FOLDER}.{folder}.portable", spec, spec.arch, f"--keep-cubin --dump-dir={tmp_path}")
+    (path,) = tmp_path.glob("*.cubin")
+    print(spec, stack_bytes(path.read_bytes()))
+    assert stack_bytes(path.read_bytes()) <= 4 * SPILLED
 
 
 @pytest.mark.parametrize("arch", PORTABLE_TARGETS)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_fe.core.device import Device
-from cudnn_fe.core.row_plan import row_plan, stream_plan
+from cudnn_fe.core.row_plan import row_plan
 
 # One vector, odd counts, powers of two and their neighbours, what one CTA cannot hold, what no cluster can.
 WIDTHS = [8, 24, 1016, 4096, 4104, 7168, 8192, 8200, 16384, 65536, 100000, 262144, 1 << 20]
-
-HOPPER = Device("cuda:0", (9, 0), 132)
 
 
 @pytest.mark.parametrize("clusters", [False, True])
@@ -31,20 +28,6 @@ def test_a_plan_holds_the_whole_row(columns: int, least: int, clusters: bool) ->
         assert plan.groups == 1
         assert plan.part % 2 == 0  # 16 channels stay in one CTA
         assert plan.ctas in (2, 4, 8)
-
-
-@pytest.mark.parametrize("run", [1, 2])
-@pytest.mark.parametrize("columns", [8208, 16384, 20000, 32768, 65536, 100000, 262144])
-def test_a_streamed_part_fits_a_multiprocessor(columns: int, run: int) -> None:
-    plan = stream_plan(columns, HOPPER, run=run)
-    assert plan is not None
-    assert plan.part * plan.ctas >= -(-columns // 8)
-    assert plan.part * (plan.ctas - 1) < -(-columns // 8)  # no CTA without a vector
-    assert plan.tile >= plan.part
-    assert plan.vectors % run == 0
-    assert plan.stages >= 2
-    assert plan.blocks * (plan.stages * plan.stage_bytes + 2048) <= 227 * 1024
-    assert plan.clusters * plan.ctas <= 132 * plan.blocks
 
 
 def test_runs_of_vectors_stay_in_one_thread() -> None:

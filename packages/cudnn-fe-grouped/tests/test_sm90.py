@@ -113,9 +113,11 @@ def backward(n: int = 64, **c: Any) -> Any:
     )  # fmt: skip
 
 
-def wgrad(h: int = 64, i: int = 64, orders: tuple[Any, Any] = ((0, 1), (1, 0)), kind: str = B) -> Any:
+def wgrad(
+    h: int = 64, i: int = 64, orders: tuple[Any, Any] = ((0, 1), (1, 0)), kind: str = B, old: TensorSpec | None = None
+) -> Any:
     a, b = tensor((h, 96), order=orders[0]), tensor((96, i), order=orders[1], name="b_tensor")
-    return WGRAD.bind(a, b, tensor((EXPERTS,), "int32"), None, None, wgrad_dtype=kind, ragged=False)
+    return WGRAD.bind(a, b, tensor((EXPERTS,), "int32"), old, None, wgrad_dtype=kind, ragged=False)
 
 
 def hopper(op: Op) -> Kernel:
@@ -150,6 +152,12 @@ def test_refusals_name_operand_and_reason(op: Op, problem: Any, reason: str) -> 
     assert hopper(op).refuse(problem, H200) == reason
 
 
+def test_what_is_added_to_starts_where_the_copy_engine_reads() -> None:
+    here = tensor((EXPERTS, 64, 64), alignment=8, name="wgrad_tensor")
+    reason = "wgrad_tensor starts at an address that is not a multiple of 16 bytes"
+    assert hopper(WGRAD).refuse(wgrad(old=here), H200) == reason
+
+
 def test_other_chips_are_refused() -> None:
     reason = "it is written for compute capability 9.0, not 10.0"
     for op, problem in ((UNFUSED, rows(UNFUSED)), (GLU, rows(GLU)), (BACKWARD, backward()), (WGRAD, wgrad())):
@@ -170,7 +178,7 @@ def test_weights_at_addresses_need_whole_rows() -> None:
 
 def test_extents_enter_the_tile_alone() -> None:
     kernel = hopper(GLU)
-    specs = {
+    specs: set[Any] = {
         kernel.specialise(rows(GLU, m=m, n=n, k=k), H200)
         for m in (512, 70_000)
         for n in (512, 4096)

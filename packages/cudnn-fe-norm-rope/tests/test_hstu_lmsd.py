@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -15,9 +16,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from cudnn_fe.core.device import Device
+from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import AliasError, OptionError, ShapeError, StrideError
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.norm_rope import hstu_lmsd_backward, hstu_lmsd_forward, hstu_lmsd_jax_forward
 from cudnn_fe.norm_rope.hstu_lmsd.dropout import dropout
+from cudnn_fe.norm_rope.hstu_lmsd.op import BACKWARD, FORWARD
 from cudnn_fe.norm_rope.hstu_lmsd.reference import philox_words
 
 BF16 = ml_dtypes.bfloat16
@@ -202,3 +207,22 @@ def test_jax_grad() -> None:
     for got, grad in zip(grads, wanted, strict=True):
         difference = np.asarray(got).astype(np.float64) - grad.astype(np.float64)
         assert np.linalg.norm(difference) <= 2.0**-7 * np.linalg.norm(grad.astype(np.float64))
+
+
+@pytest.mark.parametrize("columns", [8, 24, 128, 264, 1016])
+def test_a_block_has_what_the_smallest_target_offers(columns: int) -> None:
+    chip = Device("cuda:0", (8, 6), 84, "sm_80")
+
+    def spec(*shape: int, kind: str = "bfloat16") -> TensorSpec:
+        return TensorSpec(shape, contiguous_strides(shape), dtype(kind), "cuda:0", 16, "operand")
+
+    x, vector, wide, row = spec(3, columns), spec(columns), spec(3, 3 * columns), spec(3, kind="float32")
+    mask = spec(3, columns, kind="int8")
+    flags: dict[str, Any] = {"apply_u_silu": True, "concat_u": True, "concat_x": True}
+    forward = FORWARD.bind(x, x, vector, vector, None, dropout=True, **flags)
+    backward = BACKWARD.bind(wide, x, x, vector, vector, row, row, mask, compute_dweight=True, **flags)
+    for op, problem in ((FORWARD, forward), (BACKWARD, backward)):
+        kernel = op.kernels[0]
+        launcher = import_module(kernel.module).launcher(kernel.specialise(problem, chip))
+        assert launcher.groups.block % 32 == 0
+        assert launcher.shared_bytes <= 99 * 1024  # SM86, SM89 and SM120

@@ -13,22 +13,44 @@ from typing import Any
 
 from cudnn_fe.core.arrays import astype, counting, is_jax, matmul
 
-__all__ = ["Groups", "by_expert", "grouped_product", "groups_of", "keep", "of_rows", "packed_rows", "sum_rows"]
+__all__ = [
+    "Groups",
+    "Owners",
+    "by_expert",
+    "grouped_product",
+    "groups_of",
+    "keep",
+    "of_rows",
+    "owners_of",
+    "packed_rows",
+    "sum_rows",
+]
 
 _LEAST, _MOST, _AIM = 8, 128, 64  # block heights, and how many blocks the rows should fill
 
 
 @dataclass(frozen=True)
-class Groups:
-    """Where each row goes, and where each block's rows come from.
+class Owners:
+    """Whose each row is.
+
+    Attributes:
+        inside: (M,) whether the row belongs to an expert.
+        owner: (M,) its expert; any in range for rows past the end.
+    """
+
+    inside: Any
+    owner: Any
+
+
+@dataclass(frozen=True)
+class Groups(Owners):
+    """Also where each row goes, and where each block's rows come from.
 
     Attributes:
         expert: (blocks,) expert of each block; any for blocks that are not used.
         rows: (blocks, height) row of the buffer at each place, in range.
         used: (blocks, height) whether that place holds a row.
         place: (M,) flat place of each row.
-        inside: (M,) whether the row belongs to an expert.
-        owner: (M,) its expert; any in range for rows past the end.
         count: Experts.
     """
 
@@ -36,9 +58,14 @@ class Groups:
     rows: Any
     used: Any
     place: Any
-    inside: Any
-    owner: Any
     count: int
+
+
+def owners_of(xp: Any, offsets: Any, m: int) -> Owners:
+    """The owners of ``m`` > 0 rows, from an (L,) array of non-decreasing ends."""
+    ends, row = xp.clip(offsets, 0, m), counting(xp, m, offsets)
+    owner = xp.clip(xp.searchsorted(ends, row, side="right"), 0, offsets.shape[0] - 1)
+    return Owners(row < ends[-1], owner)
 
 
 def groups_of(xp: Any, offsets: Any, m: int, height: int = 0) -> Groups:
@@ -56,27 +83,19 @@ def groups_of(xp: Any, offsets: Any, m: int, height: int = 0) -> Groups:
     start = xp.take(begins, expert) + (number - xp.take(first, expert)) * height
     rows = start[:, None] + counting(xp, height, offsets)[None, :]
     used = (rows < xp.take(ends, expert)[:, None]) & (number < last[-1])[:, None]
-    row = counting(xp, m, offsets)
-    owner = xp.clip(xp.searchsorted(ends, row, side="right"), 0, count - 1)
-    place = xp.take(first, owner) * height + row - xp.take(begins, owner)
-    return Groups(
-        expert,
-        xp.clip(rows, 0, m - 1),
-        used,
-        xp.clip(place, 0, blocks * height - 1),
-        row < ends[-1],
-        owner,
-        count,
-    )
+    of = owners_of(xp, offsets, m)
+    place = xp.take(first, of.owner) * height + counting(xp, m, offsets) - xp.take(begins, of.owner)
+    place = xp.clip(place, 0, blocks * height - 1)
+    return Groups(of.inside, of.owner, expert, xp.clip(rows, 0, m - 1), used, place, count)
 
 
-def keep(xp: Any, groups: Groups, x: Any) -> Any:
+def keep(xp: Any, groups: Owners, x: Any) -> Any:
     """``x`` (M, ...) with zeros in the rows past the end, whatever they held."""
     inside = groups.inside if x.ndim == 1 else groups.inside[:, None]
     return xp.where(inside, x, xp.zeros_like(x))
 
 
-def of_rows(xp: Any, groups: Groups, table: Any) -> Any:
+def of_rows(xp: Any, groups: Owners, table: Any) -> Any:
     """For each row what ``table`` (L, ...) holds for its expert, in float32."""
     return astype(xp.take(table, groups.owner, axis=0), "float32")
 

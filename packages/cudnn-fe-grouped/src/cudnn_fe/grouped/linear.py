@@ -8,7 +8,7 @@ from cudnn_fe.core.arrays import astype
 from cudnn_fe.core.call import Permuted, call
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.grouped.forms import permuted
-from cudnn_fe.grouped.groups import Groups, of_rows
+from cudnn_fe.grouped.groups import Owners, of_rows
 from cudnn_fe.grouped.row_sums import row_sums
 
 __all__ = ["contiguous", "form_of", "linear_gradients", "product", "weight_gradient"]
@@ -63,7 +63,7 @@ def _transposed(a: Any, b: Any, form: Options) -> tuple[Any, Options]:
 
 def linear_gradients(
     xp: Any,
-    groups: Groups | None,
+    groups: Owners | None,
     operands: tuple[Any, Any, Any, Any],
     ds: Any,
     needed: tuple[bool, ...],

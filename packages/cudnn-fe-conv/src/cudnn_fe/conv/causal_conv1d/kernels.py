@@ -42,6 +42,8 @@ _TUNING = {
     ("backward", "channels"): _Tuning(8, 6, 3, 3),
     ("backward", "time"): _Tuning(16, 2, 7, 14),
 }
+# Edges of sequences anywhere in a vector need registers of their own.
+_PACKED_TUNING = {**_TUNING, ("backward", "time"): _Tuning(16, 1, 6, 24)}
 
 
 def _refuse_wide(problem: Sequences, where: Device) -> str | None:
@@ -68,7 +70,8 @@ def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], fin
     major = _major(problem)
     _, channels, time = problem.extents
     dim, extent = (problem.channel_dim, channels) if major == "channels" else (problem.time_dim, time)
-    tuning = _TUNING["backward" if backward else "forward", major]
+    packed = problem.cu_seqlens is not None
+    tuning = (_PACKED_TUNING if packed else _TUNING)["backward" if backward else "forward", major]
     itemsize = problem.x.dtype.itemsize
     vector = min(vector_length(dim, problem.x, *like_x, itemsize=itemsize), max(tuning.vector_bytes // itemsize, 1))
     if problem.width > WIDEST:
@@ -81,7 +84,7 @@ def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], fin
         bias_dtype=problem.bias.dtype.name if problem.bias is not None else None,
         silu=problem.activation == "silu",
         width=problem.width,
-        packed=problem.cu_seqlens is not None,
+        packed=packed,
         initial=problem.initial_states is not None,
         final=final,
         layout=problem.layout,

@@ -33,6 +33,7 @@ from cudnn_fe.conv.portable_parts import (
     slope,
     view,
     write,
+    zeros,
 )
 
 __all__ = ["TimeBackward", "token_slope"]
@@ -155,8 +156,8 @@ class TimeBackward(TimeWalk):
                         left = ahead.end - 1 - (token + e)
                         value = registers(spec, 1)
                         for lag in cutlass.range_constexpr(width):
-                            if left >= lag:
-                                fill(value, 0, [value[0] + reach[e + lag] * taps[width - 1 - lag][0]])
+                            term = reach[e + lag] * taps[width - 1 - lag][0]
+                            fill(value, 0, [value[0] + cutlass.select_(left >= lag, term, zeros(spec, 1)[0])])
                         if cutlass.const_expr(t.d_final is not None and width > 1):
                             if left <= width - 2:
                                 place = cutlass.min(cutlass.max(width - 2 - left, Int32(0)), Int32(width - 2))

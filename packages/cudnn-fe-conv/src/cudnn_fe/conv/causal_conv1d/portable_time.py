@@ -228,26 +228,11 @@ def masked_samples(
     spec: ConvSpec, samples: list[Any], position: Any, cursor: Any, initial: Any, channel: Any
 ) -> list[Any]:
     """A token's W samples, those before its sequence from the initial state or zero."""
-    lags = range(spec.width - 1, -1, -1)
-    pairs = zip(samples, lags, strict=True)
-    return [_masked(spec, sample, lag, position, cursor, initial, channel) for sample, lag in pairs]
-
-
-@cute.jit
-def _masked(
-    spec: cutlass.Constexpr,
-    sample: Any,
-    lag: cutlass.Constexpr,
-    position: Int32,
-    cursor: Any,
-    initial: Any,
-    channel: Int32,
-) -> Any:
-    result = sample
-    if cutlass.const_expr(lag > 0):
-        if position < lag:
-            result = zeros(spec, 1)[0]
-            if cutlass.const_expr(initial is not None):
-                lane = cutlass.max(spec.width - 1 - lag + position, Int32(0))
-                result = read_states(spec, initial, cursor.sequence, channel, lane, 1)[0]
-    return result
+    lags, zero = range(spec.width - 1, -1, -1), zeros(spec, 1)[0]
+    held = [cutlass.select_(position >= lag, sample, zero) for sample, lag in zip(samples, lags, strict=True)]
+    if initial is None or spec.width == 1:
+        return held
+    before = registers(spec, spec.width - 1)
+    fill(before, 0, held[:-1])
+    _fill_initial(spec, before, initial, cursor.sequence, channel, position)
+    return [*(before[index] for index in range(spec.width - 1)), held[-1]]

@@ -28,7 +28,7 @@ from cudnn_fe.core.cute.small_floats import as_float
 __all__ = ["DequantizeTiles"]
 
 Dims = tuple[int, int, int]
-_BLOCKS = 10  # least of a multiprocessor: a warp waits for its loads once, and others must work then
+_BLOCKS = 8  # least of a multiprocessor: a warp waits for its loads once, and others must work then
 
 
 class DequantizeTiles:

@@ -10,7 +10,7 @@ from cutlass import Float32, Int32, cute
 
 from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
 from cudnn_fe.core.cute.block_tiles import SIDE, LanePlace, Matrix, ScalePlace, store_vector_bytes
-from cudnn_fe.core.cute.exact import fused_multiply_add, multiply
+from cudnn_fe.core.cute.exact import fused_multiply_add, magnitude, multiply
 from cudnn_fe.core.cute.ptx_base import assemble, permute_bytes
 from cudnn_fe.core.cute.row_vectors import store_global
 from cudnn_fe.core.cute.small_floats import E2M1_UNIT, E4M3, as_bits, as_float, e2m1_word, fp8_words
@@ -223,7 +223,7 @@ def gather(values: list[Any], masks: tuple[int, ...], lane: Any) -> list[Any]:
 
 
 def largest_magnitudes(quantizer: BlockQuantizer, place: ScalePlace, rows: list[list[Any]]) -> list[Any]:
-    """The largest magnitude of each of a lane's rows, or columns, of fp32 values as the recipe reads them."""
+    """The largest magnitude of each of a lane's rows, or columns, of fp32 values."""
     found = []
     for line in zip(*rows, strict=True) if place.columns else rows:
         largest = quantizer.larger(line[0], line[1])
@@ -280,6 +280,8 @@ def store_scales(
     owned, first = reduce_scatter(largest, masks, lane, quantizer.larger_pair if paired else quantizer.larger)
     if paired:
         owned, first = [value for word in owned for value in quantizer.unpaired(word)], first * 2
+    if quantizer.multiplies(norm):  # rounding keeps the order: the largest product is that of the largest
+        owned = [magnitude(multiply(value, norm)) for value in owned]
     found = [quantizer.scale_and_multiplier(one, norm) for one in owned]
     offset, step, _ = place.locate(matrix, at, first)
     for index, (code, _) in enumerate(found):
@@ -312,10 +314,10 @@ def quantize_tile(
         matrix: Extents of the quantised matrix.
         at: This lane's first row and column in it.
     """
-    values = [[quantizer.prepared(value, norm) for value in row] for row in values]
     largest = largest_magnitudes(quantizer, place, values)
     by = store_scales(quantizer, place, largest, norm, scales, matrix, at, len(values))
-    return [_multiplied(place, row, by, j) for j, row in enumerate(values)]
+    prepared = [[quantizer.prepared(value, norm) for value in row] for row in values]
+    return [_multiplied(place, row, by, j) for j, row in enumerate(prepared)]
 
 
 def store_codes(

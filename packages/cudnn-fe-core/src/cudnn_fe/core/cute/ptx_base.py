@@ -59,9 +59,12 @@ def assemble(code: str, results: list[type], arguments: list[Any]) -> list[Any]:
     return [kind(llvm.extractvalue(kind.mlir_type, value, field)) for kind, field in zip(results, fields, strict=True)]  # type: ignore[attr-defined]
 
 
-def copy_async(shared: Int32, address: Int64, size: int, valid: Any) -> None:
-    """Copy ``size`` (4, 8 or 16) bytes from global to shared memory; read nothing and write zeros unless ``valid``."""
-    cached = "cg" if size == 16 else "ca"  # only 16-byte copies can bypass L1
+def copy_async(shared: Int32, address: Int64, size: int, valid: Any, *, common: bool = False) -> None:
+    """Copy ``size`` (4, 8 or 16) bytes from global to shared memory; read nothing and write zeros unless ``valid``.
+
+    They go past L1 where they can, unless they are ``common`` to several threads or blocks.
+    """
+    cached = "cg" if size == 16 and not common else "ca"  # only 16-byte copies can bypass L1
     copied = Int32(valid) * size
     assemble(f"cp.async.{cached}.shared.global [$0], [$1], {size}, $2;", [], [Int32(shared), Int64(address), copied])
 

@@ -12,8 +12,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from cudnn_fe.core.cute import bulk
-from cudnn_fe.core.cute.distributed import remote_address
+from cudnn_fe.core.cute import distributed
 from cudnn_fe.core.cute.ptx_base import load_shared, store_shared
 
 __all__ = ["RowGroups"]
@@ -147,7 +146,7 @@ def _across_ctas(
 ) -> list[Any]:
     boxes = max(ctas, 4)
     _send(cute.arch.thread_idx()[0], values, mailbox, barrier, ctas, boxes)
-    bulk.wait(barrier, 0)
+    distributed.wait(barrier, 0)
     results = []
     for index in range(len(values)):
         at = mailbox + index * boxes * 4
@@ -160,8 +159,8 @@ def _across_ctas(
 def _set_barriers(shared: Int32) -> None:
     if cute.arch.thread_idx()[0] == 0:
         for slot in cutlass.range_constexpr(2):
-            bulk.set_barrier(shared + 8 * slot)
-        bulk.barriers_are_set()
+            distributed.set_barrier(shared + 8 * slot)
+        distributed.barriers_are_set()
 
 
 @cute.jit
@@ -182,9 +181,9 @@ def _send(
 ) -> None:
     """Thread r writes this CTA's values into the mailbox of the cluster's CTA r."""
     if thread == 0:
-        bulk.announce(barrier, 4 * ctas * len(values))
+        distributed.announce(barrier, 4 * ctas * len(values))
     if thread < ctas:
         rank = cute.arch.block_idx()[0] % ctas  # the DSL's rank in a cluster divides by its run-time size
         for index in cutlass.range_constexpr(len(values)):
-            place = remote_address(mailbox + (index * boxes + rank) * 4, thread)
-            bulk.send(place, values[index], remote_address(barrier, thread))
+            place = distributed.remote_address(mailbox + (index * boxes + rank) * 4, thread)
+            distributed.send(place, values[index], distributed.remote_address(barrier, thread))

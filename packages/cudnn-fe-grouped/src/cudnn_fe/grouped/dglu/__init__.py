@@ -120,7 +120,7 @@ def grouped_gemm_glu_backward(
     Args:
         a_tensor: dY (M, K) or (M, K, 1), contiguous: bfloat16, float16 or float32.
         c_tensor: What `grouped_gemm_glu_forward` kept, (M, 2N) with or without a unit dim.
-        sfa_tensor: Scale factors, which are not served yet; None.
+        sfa_tensor: Scale factors of FP8 and FP4 operands, as `grouped_gemm_glu_scaled_backward` tells; else None.
         padded_offsets: (L,) int32 ends of the experts' rows.
         alpha_tensor: (L,) float32; its square multiplies the product.
         beta_tensor: (L,) float32; multiplies C.
@@ -132,27 +132,27 @@ def grouped_gemm_glu_backward(
         sfb_tensor: As ``sfa_tensor``.
         generate_dbias: Whether to return the gradient of the bias.
         b_ptrs: (L,) int64 addresses of the experts' own (N, K) weights, instead of ``b_tensor``.
-        sfb_ptrs: Addresses of their scale factors, which are not served yet; None.
+        sfb_ptrs: Addresses of their scale factors, or None.
         n: N, with ``b_ptrs`` alone.
         b_dtype: Dtype, with ``b_ptrs`` alone.
         b_major: ``"k"``, or ``"n"`` for (L, K, N), and for (K, N) behind addresses.
-        norm_const_tensor: None.
+        norm_const_tensor: (1,) float32 with results that have scale factors, else None.
         acc_dtype: float32.
         d_dtype: bfloat16 (default), float16 or float32.
         cd_major: ``"n"``.
         mma_tiler_mn: Hint without effect on results.
         cluster_shape_mn: Hint without effect on results.
-        sf_vec_size: 16.
+        sf_vec_size: Elements per scale factor; 16 without.
         sf_fp8_dtype_override: None.
         vector_f32: Hint without effect on results.
         m_aligned: 256; groups of other sizes are served all the same.
-        discrete_col_sfd: False.
+        discrete_col_sfd: Whether scales along columns lie expert by expert; False without.
         act_func: ``"dswiglu"`` or ``"dgeglu"``.
         linear_offset: What geglu adds to up; None is 1.
         geglu_alpha: Factor in geglu's sigmoid.
         glu_clamp_max: Upper bound of geglu's gate and up.
         glu_clamp_min: Lower bound of geglu's up.
-        situ_beta1: Of an activation that is not served yet.
+        situ_beta1: Of ``"dsituglu"``, which operands with scale factors have too.
         situ_beta2: Likewise.
         epilogue_op: None, ``"none"`` or ``"identity"``.
         use_dynamic_sched: Hint without effect on results.
@@ -164,8 +164,9 @@ def grouped_gemm_glu_backward(
         backend: ``None`` (best that serves) or a name.
 
     Returns:
-        ``d_row_tensor`` (M, 2N), ``d_col_tensor`` None, ``dprob_tensor``, ``dbias_tensor`` (L, 2N, 1) bfloat16 or None,
-        ``amax_tensor``, ``sfd_row_tensor``, ``sfd_col_tensor`` None, and ``activation_tensor`` if one was given.
+        ``d_row_tensor`` (M, 2N), ``d_col_tensor``, ``dprob_tensor``, ``dbias_tensor`` (L, 2N, 1) bfloat16 or None,
+        ``amax_tensor``, ``sfd_row_tensor``, ``sfd_col_tensor``, None without scale factors, and ``activation_tensor``
+        if one was given.
 
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
@@ -307,10 +308,10 @@ def grouped_gemm_glu_jax_backward(
         generate_dbias: Whether to return the gradient of the bias.
         use_dynamic_sched: Hint without effect on results.
         b_tensor: Dense weights (L, N, K), or (L, K, N) with ``b_major="n"``.
-        sfa_tensor: Scale factors, which are not served yet; None.
+        sfa_tensor: Scale factors of FP8 and FP4 operands, as `grouped_gemm_glu_scaled_backward` tells; else None.
         sfb_tensor: Likewise.
-        norm_const_tensor: None.
-        discrete_col_sfd: False.
+        norm_const_tensor: (1,) float32 with results that have scale factors, else None.
+        discrete_col_sfd: Whether scales along columns lie expert by expert; False without.
         geglu_alpha: Factor in geglu's sigmoid.
         glu_clamp_max: Upper bound of geglu's gate and up.
         glu_clamp_min: Lower bound of geglu's up.

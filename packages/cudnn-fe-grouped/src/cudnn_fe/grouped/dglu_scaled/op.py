@@ -52,7 +52,6 @@ BACKWARD = Op(
     problem=ScaledBackward,
     reference="cudnn_fe.grouped.scaled.reference_backward:scaled_backward",
     kernels=backward_kernels(len(NUMBERS)),
-    reference_on_gpu=True,
     summary="The block-scaled mode of grouped_gemm_glu_backward: MXFP8, MXFP4 or NVFP4 operands, a gradient quantised "
     "by rows and columns.",
     formula=FORMULA,

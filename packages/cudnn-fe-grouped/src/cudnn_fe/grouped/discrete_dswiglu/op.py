@@ -46,7 +46,6 @@ BACKWARD = Op(
     problem=ScaledBackward,
     reference="cudnn_fe.grouped.scaled.reference_backward:scaled_backward",
     kernels=backward_kernels(len(NUMBERS)),
-    reference_on_gpu=True,
     summary="Grouped GEMM of MXFP8, MXFP4 or NVFP4 operands with the derivative of SwiGLU or GeGLU; weights behind "
     "addresses.",
     formula=FORMULA,

@@ -30,7 +30,6 @@ BACKWARD = Op(
     problem=ScaledBackward,
     reference="cudnn_fe.grouped.scaled.reference_backward:scaled_backward",
     kernels=backward_kernels(0),
-    reference_on_gpu=True,
     summary="Grouped GEMM of MXFP8, MXFP4 or NVFP4 operands with the derivative of squared ReLU, and the activation "
     "again.",
     formula=r"R = \alpha_g \sum_k \hat A_{mk} \hat B_{gnk}, \quad r = \max(C_{mn}, 0), \quad D_{mn} = 2 p_m r R, "

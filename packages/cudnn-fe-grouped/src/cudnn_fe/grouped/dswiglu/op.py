@@ -33,7 +33,6 @@ BACKWARD = Op(
     problem=ScaledBackward,
     reference="cudnn_fe.grouped.scaled.reference_backward:scaled_backward",
     kernels=backward_kernels(len(NUMBERS)),
-    reference_on_gpu=True,
     summary="Grouped GEMM of MXFP8, MXFP4 or NVFP4 operands with the derivative of SwiGLU; dense weights.",
     formula=FORMULA,
     tensors=(*ROWS, C, *WEIGHTS, BETA, PROB, NORM, *results("d_row_tensor", "2N"), DPROB, AMAX),

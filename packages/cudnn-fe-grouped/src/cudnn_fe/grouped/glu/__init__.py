@@ -78,7 +78,7 @@ def grouped_gemm_glu_forward(
 
     Args:
         a_tensor: Rows (M, K) or (M, K, 1), contiguous, experts one after another: bfloat16, float16 or float32.
-        sfa_tensor: Scale factors, which are not served yet; None.
+        sfa_tensor: Scale factors of FP8 and FP4 operands, as `grouped_gemm_glu_scaled_forward` tells; else None.
         padded_offsets: (L,) int32 ends of the experts' rows: any non-decreasing numbers. Rows past the last are neither
             read nor written.
         alpha_tensor: (L,) float32.
@@ -87,11 +87,11 @@ def grouped_gemm_glu_forward(
         sfb_tensor: As ``sfa_tensor``.
         bias_tensor: (N, L), or None.
         b_ptrs: (L,) int64 addresses of the experts' own (N, K) weights, instead of ``b_tensor``.
-        sfb_ptrs: Addresses of their scale factors, which are not served yet; None.
+        sfb_ptrs: Addresses of their scale factors, or None.
         n: N, with ``b_ptrs`` alone.
         b_dtype: Dtype, with ``b_ptrs`` alone.
         b_major: ``"k"``, or ``"n"`` for (K, N) behind addresses.
-        norm_const_tensor: None.
+        norm_const_tensor: (1,) float32 with results that have scale factors, else None.
         prob_tensor: (M,) or (M, 1, 1) float32; required.
         acc_dtype: float32.
         c_dtype: bfloat16 (default), float16 or float32.
@@ -99,16 +99,16 @@ def grouped_gemm_glu_forward(
         cd_major: ``"n"``.
         mma_tiler_mn: Hint without effect on results.
         cluster_shape_mn: Hint without effect on results.
-        sf_vec_size: 16.
+        sf_vec_size: Elements per scale factor; 16 without.
         vector_f32: Hint without effect on results.
         m_aligned: 256; groups of other sizes are served all the same.
-        discrete_col_sfd: False.
+        discrete_col_sfd: Whether scales along columns lie expert by expert; False without.
         act_func: ``"swiglu"`` or ``"geglu"``.
         linear_offset: What geglu adds to up; None is 1.
         geglu_alpha: 1.702.
         glu_clamp_max: 7.
         glu_clamp_min: -7.
-        situ_beta1: Of an activation that is not served yet.
+        situ_beta1: Of ``"situglu"``, which operands with scale factors have too.
         situ_beta2: Likewise.
         use_dynamic_sched: Hint without effect on results.
         use_single_group_runtime_offsets: False.
@@ -121,11 +121,10 @@ def grouped_gemm_glu_forward(
 
     Returns:
         ``c_tensor`` (M, N) (None without ``generate_c``) and ``d_tensor`` (M, N/2), with A's unit dim; then
-        ``d_col_tensor``, ``amax_tensor``, ``sfd_row_tensor``, ``sfd_col_tensor``, all None.
+        ``d_col_tensor``, ``amax_tensor``, ``sfd_row_tensor``, ``sfd_col_tensor``, all None without scale factors.
 
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: Operands or options outside the contract.
-        NotYetSupportedError: FP8 or FP4 operands.
         BackendError: No backend serves the call, with every backend's reason.
     """
     if is_narrow(a_tensor, "a_tensor"):
@@ -240,10 +239,10 @@ def grouped_gemm_glu_jax_forward(
         generate_c: Whether to return C.
         use_dynamic_sched: Hint without effect on results.
         b_tensor: Dense weights (L, N, K).
-        sfa_tensor: Scale factors, which are not served yet; None.
+        sfa_tensor: Scale factors of FP8 and FP4 operands, as `grouped_gemm_glu_scaled_forward` tells; else None.
         sfb_tensor: Likewise.
-        norm_const_tensor: None.
-        discrete_col_sfd: False.
+        norm_const_tensor: (1,) float32 with results that have scale factors, else None.
+        discrete_col_sfd: Whether scales along columns lie expert by expert; False without.
         geglu_alpha: 1.702.
         glu_clamp_max: 7.
         glu_clamp_min: -7.

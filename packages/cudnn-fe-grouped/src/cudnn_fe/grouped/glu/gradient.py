@@ -9,7 +9,7 @@ from cudnn_fe.core.codecs.bits import namespace_of
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.grouped.glu_gradient import glu_gradient
-from cudnn_fe.grouped.groups import groups_of, keep
+from cudnn_fe.grouped.groups import keep, owners_of
 from cudnn_fe.grouped.linear import contiguous, form_of, linear_gradients, product
 from cudnn_fe.grouped.row_sums import row_sums
 
@@ -32,7 +32,7 @@ def _backward(
     xp = namespace_of(a)
     # The gradient of the sums themselves is wanted by those of alpha and of the bias alone; alpha times it by the rest.
     apart = needed[3] or (bias is not None and needed[5])
-    groups = groups_of(xp, offsets, a.shape[0]) if apart or dd is None else None
+    groups = owners_of(xp, offsets, a.shape[0]) if apart or dd is None else None
     ds = scaled = dprob = dbias = None
     if dd is None:
         assert groups is not None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cudnn_fe.core.arrays import astype
 from cudnn_fe.grouped.activation import gated_derivative
 from cudnn_fe.grouped.arrays import interleave, split_pairs
-from cudnn_fe.grouped.groups import groups_of, keep, of_rows
+from cudnn_fe.grouped.groups import keep, of_rows, owners_of
 
 if TYPE_CHECKING:
     from cudnn_fe.grouped.glu_gradient.op import GluGradient
@@ -41,7 +41,7 @@ def glu_gradient(
     """
     if 0 in c.shape:
         return astype(c, problem.dtype.name), xp.zeros_like(prob)
-    groups = groups_of(xp, offsets, c.shape[0])
+    groups = owners_of(xp, offsets, c.shape[0])
     gate, up = split_pairs(xp, keep(xp, groups, astype(c, "float32")))
     d_gate, d_up, value = gated_derivative(xp, problem.act_func, gate, up, linear_offset)
     dd = keep(xp, groups, astype(dd, "float32"))

@@ -91,7 +91,6 @@ FORWARD = Op(
     problem=GluHadamard,
     reference="cudnn_fe.grouped.glu_hadamard.reference:glu_hadamard",
     kernels=forward_kernels(len(NUMBERS), "cudnn_fe.grouped.glu_hadamard.portable"),
-    reference_on_gpu=True,
     summary="Grouped GEMM of FP4 operands with an activation, and each expert's largest value before and after a "
     "Hadamard transform along its rows.",
     formula=FORMULA + r", \qquad \mathrm{amax}_g = \max_{m \in g} |D|, \; "

@@ -157,7 +157,6 @@ FORWARD = Op(
     problem=GluHadamardQuant,
     reference="cudnn_fe.grouped.glu_hadamard_quant.reference:glu_hadamard_quant",
     kernels=forward_kernels(2, "cudnn_fe.grouped.glu_hadamard_quant.portable", quant_spec, quant_scratch),
-    reference_on_gpu=True,
     summary="Grouped GEMM of FP4 operands with an activation that is quantised to NVFP4, and its Hadamard transforms "
     "along columns and along rows.",
     formula=FORMULA + r", \qquad R_{m,\,16i+j} = \sum_k H_{jk} D_{m,\,16i+k}, \quad T_{16i+j,\,n} = \sum_k H_{jk} "

@@ -59,7 +59,6 @@ SCALED = Op(
     problem=ScaledForward,
     reference="cudnn_fe.grouped.scaled.reference:scaled_forward",
     kernels=forward_kernels(len(NUMBERS)),
-    reference_on_gpu=True,
     summary="The block-scaled mode of grouped_gemm_glu_forward: MXFP8, MXFP4 or NVFP4 operands, results quantised by "
     "rows and columns.",
     formula=FORMULA,

@@ -41,7 +41,6 @@ FORWARD = Op(
     problem=ScaledForward,
     reference="cudnn_fe.grouped.scaled.reference:scaled_forward",
     kernels=forward_kernels(0),
-    reference_on_gpu=True,
     summary="Grouped GEMM of MXFP8, MXFP4 or NVFP4 operands, scaled by expert and by row; results quantised by rows "
     "and columns.",
     formula=r"D_{mn} = \alpha_g r_m p_m \sum_k \hat A_{mk} \hat B_{gnk}; \qquad \text{with bias } "

@@ -15,7 +15,7 @@ from cudnn_fe.core.errors import NotYetSupportedError
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.grouped.activation import gated_derivative
 from cudnn_fe.grouped.arrays import interleave, split_pairs
-from cudnn_fe.grouped.groups import groups_of, keep, of_rows
+from cudnn_fe.grouped.groups import keep, of_rows, owners_of
 from cudnn_fe.grouped.linear import contiguous
 from cudnn_fe.grouped.row_sums import row_sums
 from cudnn_fe.grouped.scaled.pieces import rectified
@@ -81,7 +81,7 @@ def _backward(
     xp = namespace_of(saved[_ALPHA])
     alpha, prob, bias, row_scale = (saved[place] for place in (_ALPHA, _PROB, _BIAS, _ROW_SCALE))
     offsets = xp.zeros_like(saved[4]) + rows if given["single_group"] else saved[4]
-    groups = groups_of(xp, offsets, rows)
+    groups = owners_of(xp, offsets, rows)
     product = keep(xp, groups, _product(saved, xp, given, backend))
     by_expert = of_rows(xp, groups, alpha)[:, None]
     by_row = 1.0 if row_scale is None else keep(xp, groups, row_scale)[:, None]

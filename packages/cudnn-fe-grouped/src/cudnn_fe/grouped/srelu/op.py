@@ -39,7 +39,6 @@ FORWARD = Op(
     problem=ScaledForward,
     reference="cudnn_fe.grouped.scaled.reference:scaled_forward",
     kernels=forward_kernels(0),
-    reference_on_gpu=True,
     summary="Grouped GEMM of MXFP8, MXFP4 or NVFP4 operands with squared ReLU, bounded or not; results quantised by "
     "rows and columns.",
     formula=r"C_{mn} = \alpha_g \sum_k \hat A_{mk} \hat B_{gnk} + b_{ng}, \quad D_{mn} = \max(C_{mn}, 0)^2\, p_m; "

@@ -29,7 +29,6 @@ FORWARD = Op(
     problem=ScaledForward,
     reference="cudnn_fe.grouped.scaled.reference:scaled_forward",
     kernels=forward_kernels(len(NUMBERS)),
-    reference_on_gpu=True,
     summary="Grouped GEMM of MXFP8, MXFP4 or NVFP4 operands with SwiGLU; dense weights, results quantised by rows and "
     "columns.",
     formula=FORMULA.replace(" + b_{ng}", ""),

@@ -8,7 +8,7 @@ from cudnn_fe.core.arrays import astype
 from cudnn_fe.core.codecs.bits import namespace_of
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gradient import Gradient
-from cudnn_fe.grouped.groups import groups_of, keep
+from cudnn_fe.grouped.groups import keep, owners_of
 from cudnn_fe.grouped.linear import contiguous, form_of, linear_gradients, product
 from cudnn_fe.grouped.row_sums import row_sums
 from cudnn_fe.grouped.unfused.reference import bias_of_rows
@@ -30,7 +30,7 @@ def _backward(
     if a.shape[0] == 0 or (dd is None and dc is None):
         return (None,) * 6
     xp = namespace_of(a)
-    groups = groups_of(xp, offsets, a.shape[0])
+    groups = owners_of(xp, offsets, a.shape[0])
     dd, dc = (None if x is None else keep(xp, groups, astype(x, "float32")) for x in (dd, dc))
     gate = None if prob is None else keep(xp, groups, prob)[:, None]
     dprob = dbias = None

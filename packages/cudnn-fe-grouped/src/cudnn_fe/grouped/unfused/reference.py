@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.core.arrays import astype
-from cudnn_fe.grouped.groups import Groups, grouped_product, groups_of, keep, of_rows
+from cudnn_fe.grouped.groups import Owners, grouped_product, groups_of, keep, of_rows
 from cudnn_fe.grouped.weights import dense_weights
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def empty(xp: Any, problem: Any, like: Any) -> tuple[Any, ...]:
     return tuple(astype(zeros(xp, spec.shape, like), spec.dtype.name) for spec in problem.outputs)
 
 
-def bias_of_rows(xp: Any, groups: Groups, bias: Any) -> Any:
+def bias_of_rows(xp: Any, groups: Owners, bias: Any) -> Any:
     """(M, N) float32: each row's expert's bias."""
     return of_rows(xp, groups, xp.permute_dims(bias, (1, 0)))
 

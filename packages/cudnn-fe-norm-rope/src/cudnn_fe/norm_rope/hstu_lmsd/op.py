@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
-from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError, StrideError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
@@ -17,50 +17,14 @@ from cudnn_fe.core.require import (
     require_same_device,
     require_shape,
 )
-from cudnn_fe.core.row_plan import RowPlan, row_plan
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
+from cudnn_fe.norm_rope.hstu_lmsd.kernels import partials, specialise
 
-__all__ = ["BACKWARD", "FORWARD", "LmsdBackward", "LmsdForward", "LmsdSpec"]
+__all__ = ["BACKWARD", "FORWARD", "LmsdBackward", "LmsdForward"]
 
 _MOST_COLUMNS = 1016
-_BACKWARD_BLOCK = 512  # threads: one such block on a multiprocessor has registers and rows under way enough
 _FLAGS = ("apply_u_silu", "concat_u", "concat_x")
-
-
-@dataclass(frozen=True, slots=True)
-class LmsdSpec:
-    """What the kernels are compiled for; rows, their distance, ratio and seed are met at run time.
-
-    Attributes:
-        columns: Channels of a row.
-        plan: Threads and registers.
-        apply_u_silu: Whether the gate is SiLU of u, or u.
-        concat_u: Whether the gate is a segment of y.
-        concat_x: Whether x is.
-        dropout: Whether anything is dropped.
-        seed_operand: Whether the seed comes as an array.
-        compute_dweight: Whether the backward gives the weight's gradient.
-        multiprocessors: Of the chip.
-        arch: The compiler's target.
-    """
-
-    columns: int
-    plan: RowPlan
-    apply_u_silu: bool
-    concat_u: bool
-    concat_x: bool
-    dropout: bool
-    seed_operand: bool
-    compute_dweight: bool
-    multiprocessors: int
-    arch: str
-
-    @property
-    def planes(self) -> tuple[int, ...]:
-        """What the segments of a row of y are, as planes of the counter and bits of the mask."""
-        return (*((GATE,) if self.concat_u else ()), *((X,) if self.concat_x else ()), PRODUCT)
 
 
 def _require_matrix(spec: TensorSpec, shape: tuple[int, int], layout: str) -> None:
@@ -237,34 +201,6 @@ class LmsdBackward(Problem):
         return 0
 
 
-def _specialise(problem: Any, where: Device) -> LmsdSpec:
-    backward, columns = isinstance(problem, LmsdBackward), problem.x_tensor.shape[1]
-    return LmsdSpec(
-        columns=columns,
-        plan=_backward_plan(columns) if backward else row_plan(columns, vectors=2),
-        apply_u_silu=problem.apply_u_silu,
-        concat_u=problem.concat_u,
-        concat_x=problem.concat_x,
-        dropout=problem.mask_tensor is not None if backward else problem.dropout,
-        seed_operand=not backward and problem.dropout and problem.seed_tensor is not None,
-        compute_dweight=backward and problem.compute_dweight,
-        multiprocessors=where.multiprocessors if backward else 0,
-        arch=where.arch,
-    )
-
-
-def _backward_plan(columns: int) -> RowPlan:
-    plan = row_plan(columns, vectors=1)
-    return replace(plan, groups=_BACKWARD_BLOCK // plan.threads)
-
-
-def _partials(problem: LmsdBackward, spec: LmsdSpec) -> tuple[TensorSpec, ...]:
-    rows, columns = problem.x_tensor.shape
-    blocks = max(min(spec.multiprocessors, -(-rows // spec.plan.groups)), 1)
-    names = ("dweight_partials", "dbias_partials") if spec.compute_dweight else ("dbias_partials",)
-    return tuple(TensorSpec((blocks, columns), (columns, 1), dtype("float32"), problem.device, 16, n) for n in names)
-
-
 _KINDS = ("bfloat16",)
 _ROWS = "channels contiguous, rows any multiple of 8 apart"
 _X = TensorRule("x_tensor", "(N, D)", _ROWS, _KINDS, "LayerNorm's input; D a multiple of 8 up to 1016")
@@ -294,7 +230,7 @@ FORWARD = Op(
             backend="portable",
             module="cudnn_fe.norm_rope.hstu_lmsd.portable",
             refuse=portable_refusal,
-            specialise=_specialise,
+            specialise=partial(specialise, backward=False),
             targets=PORTABLE_TARGETS,
             verified=("H200",),
         ),
@@ -333,6 +269,7 @@ assert ((y[:, 64:128] != 0) == ((mask & 2) != 0)).all()
         "The mask depends on seed, row and column alone: Philox4x32-10 with counter (row, column // 4, plane, 0).",
         "The variance is the mean square less the squared mean, clamped at 0: it cancels where the mean is far larger "
         "than the deviation.",
+        "The kernel's reciprocal standard deviation is within two units in the last place.",
         "Deterministic: every sum is taken in a fixed order.",
     ),
     results=("y_tensor", "mean_tensor", "rstd_tensor", "mask_tensor"),
@@ -355,9 +292,9 @@ BACKWARD = Op(
             backend="portable",
             module="cudnn_fe.norm_rope.hstu_lmsd.portable_backward",
             refuse=portable_refusal,
-            specialise=_specialise,
+            specialise=partial(specialise, backward=True),
             targets=PORTABLE_TARGETS,
-            scratch=_partials,
+            scratch=partials,
             verified=("H200",),
         ),
     ),

@@ -28,8 +28,8 @@ from cudnn_fe.core.cute.row_vectors import (
     wait_for_copies,
 )
 from cudnn_fe.norm_rope.hstu_lmsd.dropout import GATE, PRODUCT, X
-from cudnn_fe.norm_rope.hstu_lmsd.kept import kept_pairs
-from cudnn_fe.norm_rope.hstu_lmsd.op import LmsdSpec
+from cudnn_fe.norm_rope.hstu_lmsd.kernels import LmsdSpec
+from cudnn_fe.norm_rope.hstu_lmsd.portable_kept import kept_pairs
 
 __all__ = ["fake_arguments", "launcher"]
 
@@ -49,13 +49,14 @@ class _Backward:
         self.shared_bytes = self.reduction + 4 * self.groups.shared_words(2)
 
     @cute.jit
-    def __call__(self, stream: cuda.CUstream, *arguments: Any, scale: Any = None) -> None:
+    def __call__(self, stream: cuda.CUstream, *arguments: Any, **constants: Any) -> None:
         tensors = list(arguments)
-        factor = tensors.pop() if cutlass.const_expr(scale is None) else Float32(scale)  # JAX gives it by name
+        # JAX gives the scale by name.
+        scale = Float32(constants["scale"]) if cutlass.const_expr("scale" in constants) else tensors.pop()
         mask = tensors.pop(7) if cutlass.const_expr(self.spec.dropout) else None
         given, rows, rest = tensors[:7], tensors[7:9], tensors[9:]
         affine, partials = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-        self.kernel(*given, mask, *rows, partials, factor).launch(
+        self.kernel(*given, mask, *rows, partials, scale).launch(
             grid=(partials[0].shape[0], 1, 1), block=(self.groups.block, 1, 1), stream=stream
         )
         sums = [(partial, target.iterator.toint()) for partial, target in zip(partials, affine, strict=True)]

@@ -10,7 +10,7 @@ from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
 from cudnn_fe.core.require import require_dtype, require_rows, require_same_device
-from cudnn_fe.core.row_plan import RowPlan, StreamPlan, access_bytes, row_plan
+from cudnn_fe.core.row_plan import RowPlan, access_bytes, row_plan
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
@@ -49,7 +49,7 @@ class RowSpec:
     width: int
     x_rank: int
     w_rank: int
-    plan: RowPlan | StreamPlan
+    plan: RowPlan
     arch: str
 
 

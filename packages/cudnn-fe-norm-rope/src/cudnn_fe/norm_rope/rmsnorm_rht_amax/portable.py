@@ -12,7 +12,7 @@ from cutlass.memory import SmemAllocator
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs
 from cudnn_fe.core.cute.hadamard import hadamard16_of_lane_pair
-from cudnn_fe.core.cute.rms_stream import rms_rows
+from cudnn_fe.core.cute.rms_rows import RmsRows
 from cudnn_fe.core.cute.row_maxima import row_maxima
 from cudnn_fe.core.cute.row_vectors import row_address, store_global, store_words
 from cudnn_fe.core.cute.small_floats import as_bits
@@ -23,7 +23,7 @@ __all__ = ["fake_arguments", "launcher"]
 
 class _RmsNormRhtAmax:
     def __init__(self, spec: RowSpec) -> None:
-        self.rows = rms_rows(spec.columns, spec.width, spec.plan)
+        self.rows = RmsRows(spec.columns, spec.width, spec.plan)
         self.early = not spec.arch.startswith("sm_8")
 
     @cute.jit

@@ -11,7 +11,7 @@ from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, ShapeError, StrideError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_same_device
-from cudnn_fe.core.row_plan import RowPlan, StreamPlan, access_bytes, row_plan
+from cudnn_fe.core.row_plan import RowPlan, access_bytes, row_plan
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
@@ -40,7 +40,7 @@ class SiluSpec:
     width: int
     x_rank: int
     w_rank: int
-    plan: RowPlan | StreamPlan
+    plan: RowPlan
     arch: str
 
 
@@ -181,6 +181,7 @@ assert scale.shape == (4, 4)
     notes=(
         "Nothing is rounded between the normalisation and the activation.",
         "FP4 divides by the scale before that is itself rounded to E4M3, as cudnn-frontend 1.32 does.",
+        "A value exactly between two FP4 codes takes the even one by definition, the larger magnitude in the kernel.",
         "With eps divided by C this is L2 normalisation times the square root of C.",
         "Deterministic: every sum is taken in a fixed order.",
     ),

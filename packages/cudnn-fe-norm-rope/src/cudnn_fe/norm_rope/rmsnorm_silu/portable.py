@@ -13,7 +13,7 @@ from cutlass.memory import SmemAllocator
 from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.bfloat16_pairs import narrow_pairs
 from cudnn_fe.core.cute.exact import fused_multiply_add, magnitude
-from cudnn_fe.core.cute.rms_stream import rms_rows
+from cudnn_fe.core.cute.rms_rows import RmsRows
 from cudnn_fe.core.cute.row_vectors import VECTOR, store_global, store_words
 from cudnn_fe.core.cute.small_floats import E2M1_UNIT, e2m1_word, fp8_words, has_fp8
 from cudnn_fe.norm_rope.rmsnorm_silu.op import BLOCK, SiluSpec
@@ -27,7 +27,7 @@ _LOG2_E = math.log2(math.e)
 class _RmsNormSilu:
     def __init__(self, spec: SiluSpec) -> None:
         self.spec = spec
-        self.rows = rms_rows(spec.columns, spec.width, spec.plan)
+        self.rows = RmsRows(spec.columns, spec.width, spec.plan)
         self.native_fp8 = has_fp8(spec.arch)
 
     @cute.jit

@@ -111,6 +111,8 @@ def _values(x: Any) -> Tensor:
         given = given.view(torch.uint8)
         given = torch.stack((given & 15, given >> 4), dim=-1)
         return torch.where(given > 7, 8.0 - given, given)
+    if given.dtype == torch.float8_e8m0fnu:  # not every device of torch casts it
+        return (given.view(torch.uint8).to(torch.float32) - 127.0).exp2()
     return given.to(torch.float32)
 
 

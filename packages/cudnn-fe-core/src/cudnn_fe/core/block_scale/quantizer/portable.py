@@ -27,9 +27,9 @@ from cudnn_fe.core.dtypes import dtype
 
 __all__ = ["fake_arguments", "launcher"]
 
-# Least blocks of a multiprocessor: with the registers that the compiler would like, too few are left to hide the loads'
-# latency.
-_BLOCKS = 8
+# Least blocks of a multiprocessor, by the bits of an element of the source: with the registers that the compiler would
+# like, too few are left to hide the loads' latency.
+_BLOCKS = {16: 7, 32: 4}
 
 
 class _Quantize:
@@ -59,7 +59,7 @@ class _Quantize:
         self.kernel(x, norm, results, amax, walk).launch(
             grid=(blocks, 1, 1),
             block=(THREADS, 1, 1),
-            min_blocks_per_mp=_BLOCKS,
+            min_blocks_per_mp=_BLOCKS[x.element_type.width],
             preferred_smem_carveout=-1,  # the driver's choice; without it the compiler asks a GPU
             stream=stream,
         )
@@ -78,14 +78,18 @@ class _Quantize:
         factor = None
         if cutlass.const_expr(norm is not None):
             factor = as_float(load_global(norm.iterator.toint(), 4, Int32(1))[0])
-        if cutlass.const_expr(amax is not None):
-            fold_amax(amax.iterator.toint(), [value for index in range(SIDE) for value in row_of(index)])
         # All scales first: the maxima need the whole tile, the codes two rows at a time, made once for both directions.
-        largest = self.largest(loaded, row_of, bits, factor)
+        paired = bits == 16
+        tile = (
+            [magnitude_pairs(spec.x_dtype, words) for words in loaded] if paired else [row_of(j) for j in range(SIDE)]
+        )
+        values = [value for row in tile for value in row]
+        of_all = self.largest_of_all(values) if paired and spec.amax else values
+        find = largest_of_pairs if paired else largest_magnitudes
+        largest = [find(quantizer, place, tile) for quantizer, place in self.directions]
         multipliers = []
         for number in cutlass.range_constexpr(len(self.directions)):
             quantizer, place = self.directions[number]
-            paired = in_pairs(bits, quantizer, factor)
             scales = results[2 * number + 1].iterator.toint()
             multipliers.append(
                 store_scales(quantizer, place, largest[number], factor, scales, source, at, paired=paired)
@@ -96,23 +100,16 @@ class _Quantize:
                 quantizer, place = self.directions[number]
                 target, by = Matrix.of(results[2 * number], (0, 1, 2)), multipliers[number]
                 store_codes(quantizer, place, rows, by, factor, target, source, at, first, spec.out_access)
+        if cutlass.const_expr(amax is not None):
+            fold_amax(amax.iterator.toint(), of_all)
 
-    def largest(self, loaded: Any, row_of: Any, bits: int, factor: Any) -> list[Any]:
-        """The largest magnitudes of a lane's rows and columns, as each direction wants them."""
-        pairs = [magnitude_pairs(self.spec.x_dtype, words) for words in loaded] if bits == 16 else []
-        found = []
-        for quantizer, place in self.directions:
-            if in_pairs(bits, quantizer, factor):
-                found.append(largest_of_pairs(quantizer, place, pairs))
-                continue
-            rows = [[quantizer.prepared(value, factor) for value in row_of(index)] for index in range(SIDE)]
-            found.append(largest_magnitudes(quantizer, place, rows))
-        return found
-
-
-def in_pairs(bits: int, quantizer: BlockQuantizer, factor: Any) -> bool:
-    """Whether maxima are those of the source's own 16-bit pairs."""
-    return bits == 16 and not quantizer.multiplies(factor)
+    def largest_of_all(self, words: list[Any]) -> list[Any]:
+        """Two magnitudes, the larger one the largest of pairs of them; NaN wins."""
+        quantizer = BlockQuantizer("", "", "epilogue", 0.0, native=False, source=self.spec.x_dtype)
+        largest, *others = words
+        for word in others:
+            largest = quantizer.larger_pair(largest, word)
+        return quantizer.unpaired(largest)
 
 
 def launcher(spec: QuantizeSpec) -> Any:

@@ -327,6 +327,8 @@ def test_classes_refuse() -> None:
         SdpaBwdDslSm80(*samples, has_rope=True)
     with pytest.raises(NotImplementedError, match="FP8 operands"):
         legacy.SdpaBwdDslSm107Fp8(*samples)
+    with pytest.raises(NotImplementedError, match="SdpaBwdDslSm107Mxfp8: got FP8 operands"):
+        legacy.SdpaBwdDslSm107Mxfp8(*samples)
 
 
 def test_zero_and_one_token() -> None:

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from array_api_compat import array_namespace
-
 from cudnn_fe.attention.gated_block import lengths_form, require_record
 from cudnn_fe.attention.gated_block.declarations import MxQuantSpec, QuantSpec, factors_of, formats_of, fp4_pairs
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
-from cudnn_fe.attention.gated_block.lifecycle import Block, check_packing, lengths_spec, refuse_modes
+from cudnn_fe.attention.gated_block.legacy_lists import LISTS
+from cudnn_fe.attention.gated_block.legacy_pages import PAGES, PageForms
+from cudnn_fe.attention.gated_block.lifecycle import check_packing, lengths_spec, refuse_modes
 from cudnn_fe.attention.gated_block.op import FORWARD, frozen
-from cudnn_fe.attention.gated_block.paged import paged_forward
-from cudnn_fe.attention.gated_block.paged_op import KV_SOURCE_SELF, PAGED
+from cudnn_fe.attention.gated_block.paged_op import KV_SOURCE_SELF
 from cudnn_fe.attention.gated_block.paging import LiveTokens, Paging
 from cudnn_fe.attention.gated_block.record import SavedForBackward, saved_slab_views
 from cudnn_fe.attention.gated_block.serving import DECODE_ROUTE_POLICIES, ServingEnvelope, serving_envelope
-from cudnn_fe.attention.gated_block.sparse import sparse_forward
-from cudnn_fe.attention.gated_block.sparse_op import SPARSE
-from cudnn_fe.attention.operands import check_samples, compact, deliver, require_flag
+from cudnn_fe.attention.operands import check_samples, deliver, require_flag
 from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
-from cudnn_fe.core.dtypes import dtype as dtype_of
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
 from cudnn_fe.core.require import require_one_of
-from cudnn_fe.core.tensor import TensorSpec, spec_of
+from cudnn_fe.core.tensor import spec_of
 
 __all__ = ["GatedAttentionBlockFwd"]
 
 _BY_TOKEN = (0, 4, 5)
 _TOKENS = ("h", "cos", "sin")
-_LISTS = (
-    *("block_ids", "block_lens", "w_iq_norm", "w_ik_norm"),
-    *("index_k_compressed", "block_ids_out", "block_lens_out"),
-)
-_PAGES = ("k_cache", "v_cache", "slot_mapping", "block_table", "kv_lens", "k_scale", "v_scale")
 _SAMPLES = ("h", "w_qkvg", "w_q_norm", "w_k_norm", "cos", "sin", "w_o")
 
 
@@ -43,7 +34,7 @@ def _rows(x: Any, count: int) -> Any:
     return x[..., :count, :]
 
 
-class GatedAttentionBlockFwd(Block):
+class GatedAttentionBlockFwd(PageForms):
     """Class API of `gated_attention_block_forward`: samples, ``check_support``, ``compile``, ``execute``.
 
     Args:
@@ -205,35 +196,6 @@ class GatedAttentionBlockFwd(Block):
         check_samples(problem, (self._out, *[None] * (len(outputs) - 1)))
         self._options = tuple(options.items())
 
-    def _validate_sparse(self, h: TensorSpec, lengths: TensorSpec | None) -> None:
-        g, tokens = self.geometry, h.size // max(self.geometry.d_model, 1)
-        shape = frozen(g, sparse=True)
-        for name, given in (("save_for_backward", self._training), ("quant", self._quant is not None)):
-            if given:
-                wanted = "a bfloat16 or float16 forward beside qsa"
-                raise NotYetSupportedError(name, got="a value", wanted=wanted, remedy="leave it out")
-        assert g.qsa is not None
-        lists: tuple[TensorSpec | None, ...] = (None, None, None, None)
-        if g.qsa.index_source == "caller":
-            lists = (compact("block_ids", (tokens, g.qsa.top_k), dtype_of("int32"), h.device), None, None, None)
-        else:
-            norms = (compact(n, (g.qsa.index_head_dim,), h.dtype, h.device) for n in ("w_iq_norm", "w_ik_norm"))
-            lists = (None, None, *norms)
-        problem = SPARSE.bind(*self._specs, lengths, *lists, shape=shape, form=self._form)
-        choose(SPARSE, problem)
-        check_samples(problem, (self._out, *[None] * (len(problem.outputs) - 1)))
-        if g.index_band:
-            self._workspace = -(-tokens * g.qsa.index_head_dim * h.dtype.itemsize // 256) * 256
-
-    def _validate_pages(self, paging: Paging, h: TensorSpec, lengths: TensorSpec | None) -> None:
-        g, tokens = self.geometry, h.size // max(self.geometry.d_model, 1)
-        sequences = (self._packing[0] or 1) if self._form is not None else h.shape[0]
-        pages = paging.specs(h, g.h_kv, g.d_head, tokens, sequences)
-        options = {"shape": frozen(g), "form": self._form, "source": paging.source}
-        problem = PAGED.bind(*self._specs, lengths, *pages, **options)
-        choose(PAGED, problem)
-        check_samples(problem, (self._out, None, None, None))
-
     @classmethod
     def serving_envelope(
         cls,
@@ -254,32 +216,6 @@ class GatedAttentionBlockFwd(Block):
             decode_route_policy=decode_route_policy,
             decode_q_tile_max=decode_q_tile_max,
         )
-
-    def index_k_raw(self, workspace: Any) -> Any:
-        """The indexer's keys as they were projected by the latest ``execute`` with that workspace, a view of it.
-
-        Args:
-            workspace: The uint8 buffer that it got.
-
-        Returns:
-            (T, 1, index_head_dim), of the dtype of h.
-
-        Raises:
-            OptionError: The geometry has no indexer's columns, or the workspace is too small.
-        """
-        self._require_compiled()
-        h, qsa = self._specs[0], self.geometry.qsa
-        if qsa is None or not self.geometry.index_band:
-            raise OptionError("index_k_raw", got="a call", wanted="an indexer's columns", remedy="declare a QsaSpec")
-        assert h is not None
-        spec = None if workspace is None else spec_of(workspace, "workspace")
-        if spec is None or spec.dtype.name != "uint8" or spec.shape[0] < self._workspace:
-            wanted = f"uint8 of {self._workspace} bytes or more"
-            raise OptionError("workspace", got=str(spec), wanted=wanted, remedy="allocate get_workspace_size() bytes")
-        tokens = h.size // self.geometry.d_model
-        used = workspace[: tokens * qsa.index_head_dim * h.dtype.itemsize]
-        kind = getattr(array_namespace(workspace), h.dtype.name, None) or h.dtype.name
-        return used.view(kind).reshape(tokens, 1, qsa.index_head_dim)
 
     def execute(
         self,
@@ -365,14 +301,14 @@ class GatedAttentionBlockFwd(Block):
             operands = tuple(_rows(x, num_tokens_live) if i in _BY_TOKEN else x for i, x in enumerate(operands))
         self._check_like(operands, seq_lens, num_tokens_live)
         given_pages = (k_cache, v_cache, slot_mapping, block_table, kv_lens, k_scale, v_scale)
-        pages = dict(zip(_PAGES, given_pages, strict=True))
+        pages = dict(zip(PAGES, given_pages, strict=True))
         lists = (block_ids, block_lens, w_iq_norm, w_ik_norm)
         found = (index_k_compressed, block_ids_out, block_lens_out)
         if self.geometry.qsa is not None:
             buffers = (out, lse, *found)
             self._execute_lists(operands, seq_lens, lists, buffers, workspace, current_stream)
             return
-        for name, given_list in zip(_LISTS, (*lists, *found), strict=True):
+        for name, given_list in zip(LISTS, (*lists, *found), strict=True):
             if given_list is not None:
                 raise OptionError(name, got="a tensor", wanted="None without qsa", remedy="declare a QsaSpec")
         if self._paging is not None:
@@ -392,47 +328,6 @@ class GatedAttentionBlockFwd(Block):
             deliver(results[1:2], (lse,), ("lse",), stream=current_stream)
         if saved is not None:
             self._fill(saved, results[1:], current_stream)
-
-    def _execute_pages(
-        self,
-        paging: Paging,
-        operands: tuple[Any, ...],
-        seq_lens: Any,
-        pages: dict[str, Any],
-        buffers: tuple[Any, Any],
-        stream: Any,
-    ) -> None:
-        paging.check(pages["k_cache"], pages["v_cache"])
-        if (buffers[1] is not None) != self._lse:
-            raise OptionError("lse", got="the opposite", wanted="what return_lse declared", remedy="declare it")
-        given = tuple(pages[name] for name in _PAGES)
-        results = paged_forward((*operands, seq_lens), given, self.geometry, self._form, paging.source, stream=stream)
-        deliver((results["out"], results["lse"]), buffers, ("out", "lse"), stream=stream)
-
-    def _execute_lists(
-        self,
-        operands: tuple[Any, ...],
-        seq_lens: Any,
-        lists: tuple[Any, ...],
-        buffers: tuple[Any, ...],
-        workspace: Any,
-        stream: Any,
-    ) -> None:
-        if (buffers[1] is not None) != self._lse:
-            raise OptionError("lse", got="the opposite", wanted="what return_lse declared", remedy="declare it")
-        raw = self.index_k_raw(workspace) if self.geometry.index_band else None
-        results = sparse_forward((*operands, seq_lens, *lists), self.geometry, self._form, stream=stream)
-        if raw is not None:
-            deliver((results["index_k_raw"][:, None],), (raw,), ("workspace",), stream=stream)
-        names = ("out", "lse", *_LISTS[4:])
-        for name, buffer in zip(names, buffers, strict=True):
-            if buffer is None:
-                continue
-            if results[name] is None:
-                raise OptionError(name, got="a tensor", wanted="None without an indexer", remedy="leave it out")
-            room = buffer[:, : results[name].shape[1]] if name == "index_k_compressed" else buffer
-            value = results[name].reshape(tuple(room.shape)) if name.startswith("block") else results[name]
-            deliver((value,), (room,), (name,), stream=stream)
 
     def _check_like(self, operands: tuple[Any, ...], seq_lens: Any, live: int | None) -> None:
         for x, spec, name in zip(operands, self._specs, _SAMPLES, strict=True):

@@ -28,6 +28,7 @@ __all__ = [
     "SdpaBwdDslSm100D256",
     "SdpaBwdDslSm107",
     "SdpaBwdDslSm107Fp8",
+    "SdpaBwdDslSm107Mxfp8",
     "SdpaBwdDslSm120",
     "sdpa_bwd_wrapper_dsl_sm120",
     "sdpa_bwd_wrapper_sm80",
@@ -222,7 +223,7 @@ class SdpaBwdDslSm107Fp8(SdpaBwdDsl):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotYetSupportedError(
-            "SdpaBwdDslSm107Fp8",
+            type(self).__name__,
             got="FP8 operands",
             wanted="float16 or bfloat16",
             remedy="dequantise, use SdpaBackward",
@@ -230,6 +231,10 @@ class SdpaBwdDslSm107Fp8(SdpaBwdDsl):
 
     def execute(self, *args: Any, **kwargs: Any) -> None:
         """Nothing gets here: there are no objects of this class."""
+
+
+class SdpaBwdDslSm107Mxfp8(SdpaBwdDslSm107Fp8):
+    """Likewise with scales of blocks."""
 
 
 def _refuse_rope(given: Any) -> None:

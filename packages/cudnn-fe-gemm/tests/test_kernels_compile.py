@@ -196,7 +196,7 @@ def test_hyper_connections_share_out_their_rows() -> None:
 
 @pytest.mark.parametrize(("m", "n", "k"), list(product((1, 16, 100, 1000, 16384), (64, 4096, 57344), (64, 16384))))
 def test_few_specialisations_cover_all_shapes(m: int, n: int, k: int) -> None:
-    """M, N and K enter the compiled code only through one of a few tiles."""
+    """M, N and K enter the compiled code only through one of a few tiles, or of two pairs of them."""
     kernel = FORWARD.kernels[0]
 
     def tile(m: int) -> Any:
@@ -204,7 +204,7 @@ def test_few_specialisations_cover_all_shapes(m: int, n: int, k: int) -> None:
         problem = FORWARD.bind(a, b, c_major="n", ab12_dtype="bfloat16", c_dtype="bfloat16", **DEFAULTS)
         return kernel.specialise(problem, DEVICES["sm_90a"])
 
-    assert len({tile(size) for size in range(1, 16384, 97)}) <= 8
+    assert len({tile(size) for size in range(1, 16384, 97)}) <= 7 + 2
     assert tile(m) == tile(m)
 
 

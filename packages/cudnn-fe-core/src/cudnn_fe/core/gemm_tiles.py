@@ -29,6 +29,7 @@ EXCHANGE = 9500.0  # sending and adding partial sums of a 128 x 256 tile
 NARROW = 1.05  # products of 128 columns or fewer, relative to wide ones
 PING_PONG = 1.05  # its products at full clock rate: tiles of half the width read more than shared memory delivers
 RELAUNCH = 1500.0  # of a second launch that starts while the first one ends
+SHARED_WIDTHS = (256, 192, 128)  # of two launches: the first one's tile, and those that the second may have
 WORTH_A_LAUNCH = 0.985  # of the time of one launch, below which the estimate is trusted to choose two
 OVERLAP = 6.6  # exponent of the norm that joins multiplying and DRAM time: infinity would be a perfect overlap
 
@@ -153,7 +154,7 @@ def choose_tile(
             tile, m, n, k, l, dtype=dtype, epilogue=epilogue, multiprocessors=multiprocessors
         ),
     )
-    return replace(best, persistent_ctas=multiprocessors, early_launch=True)
+    return _ready(best, multiprocessors)
 
 
 def choose_tiles(
@@ -180,17 +181,16 @@ def choose_tiles(
 
     best: tuple[GemmTile, GemmTile | None] = (one, None)
     least = WORTH_A_LAUNCH * cost(one, n)
-    tiles = [
-        replace(tile, persistent_ctas=multiprocessors, early_launch=True)
-        for tile in tile_candidates(m, dtype=dtype, epilogue=epilogue, majors=majors)
-        if tile.split_k == 1 and not tile.ping_pong
-    ]
-    for tile in tiles:
-        columns = full_columns(tile, m, n)
-        if not 0 < columns < n:
-            continue
-        for rest in tiles:
-            both = cost(tile, columns) + cost(rest, n - columns) - LAUNCH + RELAUNCH
-            if both < least:
-                best, least = (tile, rest), both
+    tile, *narrower = (_ready(GemmTile(n=width), multiprocessors) for width in SHARED_WIDTHS)
+    columns = full_columns(tile, m, n)
+    if m <= tile.m or not _possible(tile, dtype, epilogue, majors) or not 0 < columns < n:
+        return best
+    for rest in narrower:
+        both = cost(tile, columns) + cost(rest, n - columns) - LAUNCH + RELAUNCH
+        if both < least:
+            best, least = (tile, rest), both
     return best
+
+
+def _ready(tile: GemmTile, multiprocessors: int) -> GemmTile:
+    return replace(tile, persistent_ctas=multiprocessors, early_launch=True)

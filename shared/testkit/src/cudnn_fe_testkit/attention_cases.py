@@ -205,7 +205,7 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         (TOKENS[0], TOKENS[1][:6], normal(T, H).abs(), ends(0, 8, T), ends(0, 2, 6)),
         {"k_value": 2},
     ),
-    ("csa_compressor_forward", (*ROWS, ends(0, 14, T), ends(0, 3, 5)), {"ratio": 4}),
+    ("csa_compressor_forward", (*ROWS, ends(0, 14, T), ends(0, 3, 5)), {"ratio": 4, "total_comp": 5}),
     (
         "csa_compressor_backward",
         (*ROWS, ends(0, 14, T), ends(0, 3, 5), normal(5, 8)),

@@ -60,8 +60,6 @@ class _RopeQdq:
             for part, word in enumerate(load_words(x.iterator.toint() + (first + item) * 16, self.spec.width, valid)):
                 words[step * 4 + part] = word
             places.append((item, row, valid))
-        # The assembler moves loads down to their first use, one behind another's arithmetic; not past this.
-        cute.arch.sync_warp()
         if cutlass.const_expr(self.per_row > _WARP):
             # A warp's vectors lie in the same part of every row: those without a tail have nothing to turn.
             if thread // _WARP % (self.per_row // _WARP) == self.per_row // _WARP - 1:
@@ -76,15 +74,12 @@ class _RopeQdq:
     @cute.jit
     def turn(self, words: cute.Tensor, cache: cute.Tensor, positions: cute.Tensor, places: cutlass.Constexpr) -> None:
         """Turn the channels of the tail."""
-        found, tables = [], []
-        for step in cutlass.range_constexpr(_STEPS):  # all positions before the first table, which waits for its own
+        tables = []
+        for step in cutlass.range_constexpr(_STEPS):
             item, row, valid = places[step]
             channel = item % self.per_row * VECTOR - (self.spec.channels - _TAIL)
             rotated = valid * Int32(channel >= 0)
-            found.append((channel, rotated, self.position(positions, row, rotated)))
-        for step in cutlass.range_constexpr(_STEPS):
-            channel, rotated, position = found[step]
-            at = cache.iterator.toint() + position * (_TAIL * 4) + Int64(channel // 2) * 4
+            at = cache.iterator.toint() + self.position(positions, row, rotated) * (_TAIL * 4) + Int64(channel // 2) * 4
             width = self.spec.table_width
             tables.append((load_floats(at, 4, rotated, width), load_floats(at + _TAIL * 2, 4, rotated, width), channel))
         for step in cutlass.range_constexpr(_STEPS):

@@ -10,7 +10,7 @@ from cudnn_fe.core.frameworks import framework_of
 from cudnn_fe.core.op import Op
 from cudnn_fe.core.tuple_dict import TupleDict
 
-__all__ = ["run_backward", "run_forward"]
+__all__ = ["run_backward", "run_forward", "run_summary"]
 
 
 def run_forward(
@@ -37,3 +37,11 @@ def run_backward(
     named = dict(zip(op.problem.operands, operands, strict=True))
     there = (named[name.removeprefix("d_") if name.startswith("d_") else name[1:]] is not None for name in op.results)
     return TupleDict({name: next(grads) if given else None for name, given in zip(op.results, there, strict=True)})
+
+
+def run_summary(
+    op: Op, operands: tuple[Any, ...], backend: str | None, *, scale: float | None = None, **options: Any
+) -> TupleDict:
+    """The states, or their gradients, and ``transition``; those of gradients take the factor of the outputs."""
+    scalars = (softmax_factor(operands[0], scale, "scale"),) if op.scalars else ()
+    return TupleDict(zip(op.results, call(op, operands, tuple(options.items()), scalars, backend=backend), strict=True))

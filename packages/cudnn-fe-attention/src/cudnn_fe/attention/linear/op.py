@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.attention.linear.docs import BACKWARD_DOCS, FORWARD_DOCS
-from cudnn_fe.attention.linear.operands import Flags, Rule, bind_tokens, head_count, require_pool, require_states
-from cudnn_fe.attention.operands import compact, require_flag, require_positive, require_same_dtype
+from cudnn_fe.attention.linear.operands import (
+    Flags,
+    Rule,
+    TokenCall,
+    bind_tokens,
+    head_count,
+    require_pool,
+    require_states,
+)
+from cudnn_fe.attention.operands import compact, require_flag, require_same_dtype
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, OptionError
-from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.op import Op
 from cudnn_fe.core.require import require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -41,23 +49,8 @@ _OPTIONAL = ("initial_state", "a_log", "dt_bias")
 
 
 @dataclass(frozen=True)
-class _Call(Problem):
-    """What forward and backward share.
-
-    Attributes:
-        rule: What the operands look like, but for the updates of a token.
-    """
-
-    rule: ClassVar[Rule] = Rule(channelwise=False)
-
-    q: TensorSpec
-    k: TensorSpec
-    v: TensorSpec
-    g: TensorSpec
-    beta: TensorSpec
-    w: TensorSpec | None
-    cu_seqlens: TensorSpec
-    updates: int
+class _Call(TokenCall):
+    """What forward and backward share."""
 
     @classmethod
     def named(cls, operands: tuple[TensorSpec | None, ...]) -> dict[str, TensorSpec | None]:
@@ -65,37 +58,15 @@ class _Call(Problem):
         absent = dict.fromkeys(("w", "state_indices"))
         return absent | dict(zip(cls.operands, operands, strict=True))
 
-    @classmethod
-    def bound_rule(cls, options: dict[str, Any]) -> Rule:
-        """The rule with a call's updates of a token."""
-        updates = options.get("num_householder", 1)
-        require_positive(updates, "num_householder")
-        return replace(cls.rule, updates=updates)
-
-    @property
-    def channelwise(self) -> bool:
-        """Whether the decay differs from channel to channel."""
-        return self.rule.channelwise
-
     @property
     def heads(self) -> int:
         """Output heads."""
         return head_count(self.q, self.v)
 
     @property
-    def sequences(self) -> int:
-        """Packed sequences."""
-        return self.cu_seqlens.shape[0] - 1
-
-    @property
     def channels(self) -> int:
         """Channels of a key."""
         return self.q.shape[2]
-
-    @property
-    def value_channels(self) -> int:
-        """Channels of a value."""
-        return self.v.shape[2]
 
     @property
     def degenerate(self) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from cudnn_fe.attention.operands import FLOATS, require_flag, require_offsets, require_same_dtype
+from cudnn_fe.attention.operands import FLOATS, require_flag, require_offsets, require_positive, require_same_dtype
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError, StrideError
+from cudnn_fe.core.op import Problem
 from cudnn_fe.core.require import require_dtype, require_one_of, require_rows, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["Flags", "Rule", "bind_tokens", "head_count", "require_pool", "require_states"]
+__all__ = ["Flags", "Rule", "TokenCall", "bind_tokens", "head_count", "require_pool", "require_states"]
 
 _LOWER_BOUND = -5.0
 _FLAGS = ("use_qk_l2norm_in_kernel", "use_beta_sigmoid_in_kernel", "allow_neg_eigval", "safe_gate")
@@ -59,6 +60,48 @@ class Rule:
     channelwise: bool
     erasing: bool = False
     updates: int = 1
+
+
+@dataclass(frozen=True)
+class TokenCall(Problem):
+    """A call over packed tokens, and what its directions share.
+
+    Attributes:
+        rule: What the operands look like, but for the updates of a token.
+    """
+
+    rule: ClassVar[Rule] = Rule(channelwise=False)
+
+    q: TensorSpec
+    k: TensorSpec
+    v: TensorSpec
+    g: TensorSpec
+    beta: TensorSpec
+    w: TensorSpec | None
+    cu_seqlens: TensorSpec
+    updates: int
+
+    @classmethod
+    def bound_rule(cls, options: dict[str, Any]) -> Rule:
+        """The rule with a call's updates of a token."""
+        updates = options.get("num_householder", 1)
+        require_positive(updates, "num_householder")
+        return replace(cls.rule, updates=updates)
+
+    @property
+    def channelwise(self) -> bool:
+        """Whether the decay differs from channel to channel."""
+        return self.rule.channelwise
+
+    @property
+    def sequences(self) -> int:
+        """Packed sequences."""
+        return self.cu_seqlens.shape[0] - 1
+
+    @property
+    def value_channels(self) -> int:
+        """Channels of a value."""
+        return self.v.shape[2]
 
 
 def bind_tokens(rule: Rule, named: dict[str, TensorSpec | None], **options: Any) -> Flags:

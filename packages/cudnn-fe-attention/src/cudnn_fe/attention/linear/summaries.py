@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.attention.linear.calls import run_summary
 from cudnn_fe.attention.linear.summary_op import GDN2_FORWARD, GDN_FORWARD, KDA_FORWARD, PRODUCT_FORWARD
-from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
 
 __all__ = [
@@ -65,17 +65,17 @@ def gated_delta_net_summary_forward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
     del batch_invariant
-    operands = (k, v, g, beta, cu_seqlens, initial_state, a_log, dt_bias)
-    options = (
-        ("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
-        ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel),
-        ("allow_neg_eigval", allow_neg_eigval),
-        ("safe_gate", safe_gate),
-        ("gate_domain", gate_domain),
-        ("output_transition", output_transition),
+    return run_summary(
+        GDN_FORWARD,
+        (k, v, g, beta, cu_seqlens, initial_state, a_log, dt_bias),
+        backend or plan_name,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        safe_gate=safe_gate,
+        gate_domain=gate_domain,
+        output_transition=output_transition,
     )
-    results = call(GDN_FORWARD, operands, options, (), backend=backend or plan_name)
-    return TupleDict(zip(("final_state", "transition"), results, strict=True))
 
 
 def kimi_delta_attention_summary_forward(
@@ -129,18 +129,18 @@ def kimi_delta_attention_summary_forward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
     del batch_invariant
-    operands = (k, v, g, beta, cu_seqlens, initial_state, a_log, dt_bias)
-    options = (
-        ("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
-        ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel),
-        ("allow_neg_eigval", allow_neg_eigval),
-        ("safe_gate", safe_gate),
-        ("gate_lower_bound", gate_lower_bound),
-        ("gate_domain", gate_domain),
-        ("output_transition", output_transition),
+    return run_summary(
+        KDA_FORWARD,
+        (k, v, g, beta, cu_seqlens, initial_state, a_log, dt_bias),
+        backend or plan_name,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        safe_gate=safe_gate,
+        gate_lower_bound=gate_lower_bound,
+        gate_domain=gate_domain,
+        output_transition=output_transition,
     )
-    results = call(KDA_FORWARD, operands, options, (), backend=backend or plan_name)
-    return TupleDict(zip(("final_state", "transition"), results, strict=True))
 
 
 def gated_delta_net_v2_summary_forward(
@@ -194,19 +194,19 @@ def gated_delta_net_v2_summary_forward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
     del batch_invariant
-    operands = (k, v, g, beta, w, cu_seqlens, initial_state, a_log, dt_bias)
-    options = (
-        ("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
-        ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel),
-        ("beta_guard", beta_guard),
-        ("safe_gate", safe_gate),
-        ("gate_lower_bound", gate_lower_bound),
-        ("allow_neg_eigval", False),
-        ("gate_domain", "log"),
-        ("output_transition", output_transition),
+    return run_summary(
+        GDN2_FORWARD,
+        (k, v, g, beta, w, cu_seqlens, initial_state, a_log, dt_bias),
+        backend or plan_name,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        beta_guard=beta_guard,
+        safe_gate=safe_gate,
+        gate_lower_bound=gate_lower_bound,
+        allow_neg_eigval=False,
+        gate_domain="log",
+        output_transition=output_transition,
     )
-    results = call(GDN2_FORWARD, operands, options, (), backend=backend or plan_name)
-    return TupleDict(zip(("final_state", "transition"), results, strict=True))
 
 
 def gated_delta_product_summary_forward(
@@ -260,15 +260,15 @@ def gated_delta_product_summary_forward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
     del batch_invariant
-    operands = (k, v, g, beta, cu_seqlens, initial_state, a_log, dt_bias)
-    options = (
-        ("num_householder", num_householder),
-        ("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
-        ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel),
-        ("allow_neg_eigval", allow_neg_eigval),
-        ("safe_gate", safe_gate),
-        ("gate_domain", gate_domain),
-        ("output_transition", output_transition),
+    return run_summary(
+        PRODUCT_FORWARD,
+        (k, v, g, beta, cu_seqlens, initial_state, a_log, dt_bias),
+        backend or plan_name,
+        num_householder=num_householder,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        safe_gate=safe_gate,
+        gate_domain=gate_domain,
+        output_transition=output_transition,
     )
-    results = call(PRODUCT_FORWARD, operands, options, (), backend=backend or plan_name)
-    return TupleDict(zip(("final_state", "transition"), results, strict=True))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.attention.linear.calls import run_summary
 from cudnn_fe.attention.linear.summary_op import GDN2_BACKWARD, GDN_BACKWARD, KDA_BACKWARD, PRODUCT_BACKWARD
-from cudnn_fe.attention.operands import softmax_factor
-from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
 
 __all__ = [
@@ -70,17 +69,18 @@ def gated_delta_net_summary_backward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
     del batch_invariant
-    operands = (q, k, g, beta, do, cu_seqlens, d_final_state, a_log, dt_bias)
-    options = (
-        ("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
-        ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel),
-        ("allow_neg_eigval", allow_neg_eigval),
-        ("safe_gate", safe_gate),
-        ("gate_domain", gate_domain),
-        ("output_transition", output_transition),
+    return run_summary(
+        GDN_BACKWARD,
+        (q, k, g, beta, do, cu_seqlens, d_final_state, a_log, dt_bias),
+        backend or plan_name,
+        scale=scale,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        safe_gate=safe_gate,
+        gate_domain=gate_domain,
+        output_transition=output_transition,
     )
-    results = call(GDN_BACKWARD, operands, options, (softmax_factor(q, scale, "scale"),), backend=backend or plan_name)
-    return TupleDict(zip(("d_initial_state", "transition"), results, strict=True))
 
 
 def kimi_delta_attention_summary_backward(
@@ -138,18 +138,19 @@ def kimi_delta_attention_summary_backward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
     del batch_invariant
-    operands = (q, k, g, beta, do, cu_seqlens, d_final_state, a_log, dt_bias)
-    options = (
-        ("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
-        ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel),
-        ("allow_neg_eigval", allow_neg_eigval),
-        ("safe_gate", safe_gate),
-        ("gate_lower_bound", gate_lower_bound),
-        ("gate_domain", gate_domain),
-        ("output_transition", output_transition),
+    return run_summary(
+        KDA_BACKWARD,
+        (q, k, g, beta, do, cu_seqlens, d_final_state, a_log, dt_bias),
+        backend or plan_name,
+        scale=scale,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        safe_gate=safe_gate,
+        gate_lower_bound=gate_lower_bound,
+        gate_domain=gate_domain,
+        output_transition=output_transition,
     )
-    results = call(KDA_BACKWARD, operands, options, (softmax_factor(q, scale, "scale"),), backend=backend or plan_name)
-    return TupleDict(zip(("d_initial_state", "transition"), results, strict=True))
 
 
 def gated_delta_net_v2_summary_backward(
@@ -205,19 +206,20 @@ def gated_delta_net_v2_summary_backward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
     del batch_invariant
-    operands = (q, k, g, beta, do, cu_seqlens, d_final_state, a_log, dt_bias)
-    options = (
-        ("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
-        ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel),
-        ("beta_guard", beta_guard),
-        ("safe_gate", safe_gate),
-        ("gate_lower_bound", gate_lower_bound),
-        ("allow_neg_eigval", False),
-        ("gate_domain", "log"),
-        ("output_transition", output_transition),
+    return run_summary(
+        GDN2_BACKWARD,
+        (q, k, g, beta, do, cu_seqlens, d_final_state, a_log, dt_bias),
+        backend or plan_name,
+        scale=scale,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        beta_guard=beta_guard,
+        safe_gate=safe_gate,
+        gate_lower_bound=gate_lower_bound,
+        allow_neg_eigval=False,
+        gate_domain="log",
+        output_transition=output_transition,
     )
-    results = call(GDN2_BACKWARD, operands, options, (softmax_factor(q, scale, "scale"),), backend=backend or plan_name)
-    return TupleDict(zip(("d_initial_state", "transition"), results, strict=True))
 
 
 def gated_delta_product_summary_backward(
@@ -275,17 +277,16 @@ def gated_delta_product_summary_backward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError, NotYetSupportedError: As the message says.
     """
     del batch_invariant
-    operands = (q, k, g, beta, do, cu_seqlens, d_final_state, a_log, dt_bias)
-    options = (
-        ("num_householder", num_householder),
-        ("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
-        ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel),
-        ("allow_neg_eigval", allow_neg_eigval),
-        ("safe_gate", safe_gate),
-        ("gate_domain", gate_domain),
-        ("output_transition", output_transition),
+    return run_summary(
+        PRODUCT_BACKWARD,
+        (q, k, g, beta, do, cu_seqlens, d_final_state, a_log, dt_bias),
+        backend or plan_name,
+        scale=scale,
+        num_householder=num_householder,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        safe_gate=safe_gate,
+        gate_domain=gate_domain,
+        output_transition=output_transition,
     )
-    results = call(
-        PRODUCT_BACKWARD, operands, options, (softmax_factor(q, scale, "scale"),), backend=backend or plan_name
-    )
-    return TupleDict(zip(("d_initial_state", "transition"), results, strict=True))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from cudnn_fe.attention.linear.docs import summary_docs
-from cudnn_fe.attention.linear.operands import Flags, Rule, bind_tokens, require_states
-from cudnn_fe.attention.operands import compact, require_flag, require_positive, require_same_dtype, statistics_dtype
+from cudnn_fe.attention.linear.operands import Flags, Rule, TokenCall, bind_tokens, require_states
+from cudnn_fe.attention.operands import compact, require_flag, require_same_dtype, statistics_dtype
 from cudnn_fe.core.errors import NotYetSupportedError
-from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.op import Op
 from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -36,32 +36,13 @@ def _other(given: TensorSpec, k: TensorSpec, heads: int, rows: int, channels: in
 
 
 @dataclass(frozen=True)
-class _Span(Problem):
-    """What both directions share.
+class _Span(TokenCall):
+    """What both directions share."""
 
-    Attributes:
-        rule: What the operands look like, but for the updates of a token.
-    """
-
-    rule: ClassVar[Rule] = Rule(channelwise=False)
-
-    q: TensorSpec
-    k: TensorSpec
-    v: TensorSpec
-    g: TensorSpec
-    beta: TensorSpec
-    w: TensorSpec | None
-    cu_seqlens: TensorSpec
     a_log: TensorSpec | None
     dt_bias: TensorSpec | None
     flags: Flags
-    updates: int
     output_transition: bool
-
-    @property
-    def channelwise(self) -> bool:
-        """Whether the decay differs from channel to channel."""
-        return self.rule.channelwise
 
     @property
     def heads(self) -> int:
@@ -69,19 +50,9 @@ class _Span(Problem):
         return self.g.shape[1]
 
     @property
-    def sequences(self) -> int:
-        """Packed spans."""
-        return self.cu_seqlens.shape[0] - 1
-
-    @property
     def channels(self) -> int:
         """Channels of a key."""
         return self.k.shape[2]
-
-    @property
-    def value_channels(self) -> int:
-        """Channels of a value."""
-        return self.v.shape[2]
 
     @property
     def degenerate(self) -> bool:
@@ -102,12 +73,6 @@ class _Span(Problem):
             compact(first, (*shape, self.value_channels, self.channels), wide, self.device),
             compact("transition", square, wide, self.device),
         )
-
-
-def _rule(rule: Rule, options: dict[str, Any]) -> Rule:
-    updates = options.get("num_householder", 1)
-    require_positive(updates, "num_householder")
-    return replace(rule, updates=updates)
 
 
 def _require_rows(g: TensorSpec, k: TensorSpec, updates: int) -> int:
@@ -134,7 +99,7 @@ class Summary(_Span):
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
         """Validate a call; options as in `gated_delta_net_summary_forward`."""
         named = {"w": None, **dict(zip(cls.operands, operands, strict=True))}
-        rule = _rule(cls.rule, options)
+        rule = cls.bound_rule(options)
         k, v, g, cu, state = (named[n] for n in ("k", "v", "g", "cu_seqlens", "initial_state"))
         assert k is not None
         assert v is not None
@@ -183,7 +148,7 @@ class SummaryBackward(_Span):
     def bind(cls, *operands: TensorSpec | None, **options: Any) -> Self:
         """Validate a call; options as in `gated_delta_net_summary_backward`."""
         named = {"w": None, "initial_state": None, **dict(zip(cls.operands, operands, strict=True))}
-        rule = _rule(cls.rule, options)
+        rule = cls.bound_rule(options)
         q, k, g, do, cu, by_final = (named[n] for n in ("q", "k", "g", "do", "cu_seqlens", "d_final_state"))
         assert q is not None
         assert k is not None

@@ -14,13 +14,11 @@ import pytest
 
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.compile import compile_now
-from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Kernel, Op, Problem
 from cudnn_fe.core.registry import ops
 from cudnn_fe.core.settings import override
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.core.toolchain import missing_toolchain
 from cudnn_fe.core.tuning import forget_choices, tune
 from cudnn_fe.gemm.dswiglu.op import DSWIGLU
 from cudnn_fe.gemm.kernels import sm90_candidates, tuning_key
@@ -28,15 +26,10 @@ from cudnn_fe.gemm.matmul.op import MATMUL
 from cudnn_fe.gemm.mhc_projection.kernels import row_parts
 from cudnn_fe.gemm.mhc_projection.op import BACKWARD
 from cudnn_fe.gemm.swiglu.op import FORWARD
+from cudnn_fe_testkit.chips import CHIPS, needs_compiler
 from cudnn_fe_testkit.machine_code import stack_bytes
 
-pytestmark = pytest.mark.skipif(missing_toolchain() is not None, reason=f"no kernel compiler: {missing_toolchain()}")
-DEVICES = {
-    "sm_80": Device("cuda:0", (8, 0), 108, "A100"),
-    "sm_90a": Device("cuda:0", (9, 0), 132, "H200"),
-    "sm_100a": Device("cuda:0", (10, 0), 148, "B200"),
-    "sm_120a": Device("cuda:0", (12, 0), 170, "RTX 5090"),
-}
+pytestmark = needs_compiler
 DEFAULTS = {
     "acc_dtype": "float32",
     "mma_tiler_mn": (128, 128),
@@ -105,19 +98,19 @@ def served() -> list[tuple[str, Kernel, str]]:
         for (name, (op, problem)) in PROBLEMS.items()
         for kernel in op.kernels
         for target in kernel.targets
-        if kernel.refuse(problem, DEVICES[target]) is None
+        if kernel.refuse(problem, CHIPS[target]) is None
     ]
 
 
 @pytest.mark.parametrize(("name", "kernel", "target"), served(), ids=lambda x: getattr(x, "backend", str(x)))
 def test_compiles(name: str, kernel: Kernel, target: str) -> None:
     problem = PROBLEMS[name][1]
-    compile_now(kernel.module, kernel.specialise(problem, DEVICES[target]), target)
+    compile_now(kernel.module, kernel.specialise(problem, CHIPS[target]), target)
 
 
 def test_every_kernel_and_target_is_among_them() -> None:
     covered = {(kernel.module, target) for _, kernel, target in served()}
-    covered |= {("cudnn_fe.gemm.portable_scaled", target) for target in DEVICES}  # by test_scaled_kernels.py
+    covered |= {("cudnn_fe.gemm.portable_scaled", target) for target in CHIPS}  # by test_scaled_kernels.py
     wanted = {
         (k.module, t)
         for op in ops(public=False)
@@ -129,7 +122,7 @@ def test_every_kernel_and_target_is_among_them() -> None:
 
 
 def test_a_tuned_tile_goes_before_the_estimated_one(tmp_path: Path) -> None:
-    problem, where = PROBLEMS["matmul bf16"][1], DEVICES["sm_90a"]
+    problem, where = PROBLEMS["matmul bf16"][1], CHIPS["sm_90a"]
     kernel = MATMUL.kernels[0]
     specs = sm90_candidates(problem, where, "identity")
     estimated = kernel.specialise(problem, where)
@@ -146,14 +139,14 @@ def test_a_tuned_tile_goes_before_the_estimated_one(tmp_path: Path) -> None:
 def test_a_backward_serves_a_named_backend_throughout() -> None:
     """The derivative of the activation has one kernel for all GPUs, also where the caller names another."""
     problem = PROBLEMS["dswiglu"][1]
-    assert choose(DSWIGLU, problem, "sm90", on=DEVICES["sm_90a"]).backend == "portable"
-    assert choose(MATMUL, PROBLEMS["matmul bf16"][1], "sm90", on=DEVICES["sm_90a"]).backend == "sm90"
+    assert choose(DSWIGLU, problem, "sm90", on=CHIPS["sm_90a"]).backend == "portable"
+    assert choose(MATMUL, PROBLEMS["matmul bf16"][1], "sm90", on=CHIPS["sm_90a"]).backend == "sm90"
 
 
 def ptx_of(name: str, backend: str, target: str, folder: Path) -> str:
     op, problem = PROBLEMS[name]
     kernel = next(kernel for kernel in op.kernels if kernel.backend == backend)
-    compile_now(kernel.module, kernel.specialise(problem, DEVICES[target]), target, f"--keep-ptx --dump-dir={folder}")
+    compile_now(kernel.module, kernel.specialise(problem, CHIPS[target]), target, f"--keep-ptx --dump-dir={folder}")
     files = list(folder.glob("*.ptx"))
     assert len(files) == 1
     return files[0].read_text()
@@ -178,13 +171,13 @@ def test_portable_stays_within_the_base_instruction_set(tmp_path: Path) -> None:
 def test_hyper_connections_in_registers(tmp_path: Path) -> None:
     """More projections than one CTA takes, and rows of any length."""
     (kernel,) = BACKWARD.kernels
-    spec: Any = kernel.specialise(hyper_connections(97, 70), DEVICES["sm_80"])
+    spec: Any = kernel.specialise(hyper_connections(97, 70), CHIPS["sm_80"])
     assert (spec.blocks, spec.chunked, spec.access, spec.projection_access) == (4, True, 1, 1)
     compile_now(kernel.module, spec, "sm_80", f"--keep-cubin --dump-dir={tmp_path}")
     (cubin,) = tmp_path.glob("*.cubin")
     assert stack_bytes(cubin.read_bytes()) == 0
     assert kernel.scratch is not None
-    wide = BACKWARD.kernels[0].specialise(hyper_connections(512, 24), DEVICES["sm_80"])
+    wide = BACKWARD.kernels[0].specialise(hyper_connections(512, 24), CHIPS["sm_80"])
     assert [s.shape for s in kernel.scratch(hyper_connections(512, 24), wide)] == [(1, 24, 512)]
 
 
@@ -202,7 +195,7 @@ def test_few_specialisations_cover_all_shapes(m: int, n: int, k: int) -> None:
     def tile(m: int) -> Any:
         a, b = spec((m, k, 1), "bfloat16"), spec((n, k, 1), "bfloat16")
         problem = FORWARD.bind(a, b, c_major="n", ab12_dtype="bfloat16", c_dtype="bfloat16", **DEFAULTS)
-        return kernel.specialise(problem, DEVICES["sm_90a"])
+        return kernel.specialise(problem, CHIPS["sm_90a"])
 
     assert len({tile(size) for size in range(1, 16384, 97)}) <= 7 + 2
     assert tile(m) == tile(m)

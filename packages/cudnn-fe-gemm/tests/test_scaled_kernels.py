@@ -13,24 +13,17 @@ from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import spec_of
-from cudnn_fe.core.toolchain import missing_toolchain
 from cudnn_fe.gemm import gemm_srelu_jax_forward
 from cudnn_fe.gemm.amax.op import AMAX
 from cudnn_fe.gemm.dsrelu.op import DSRELU
 from cudnn_fe.gemm.proj_rope.op import FORWARD
 from cudnn_fe.gemm.srelu.op import SRELU
 from cudnn_fe.gemm.swiglu_scaled.op import SCALED
+from cudnn_fe_testkit.chips import CHIPS, needs_compiler
 from cudnn_fe_testkit.scaled_gemm import Case, M
 
-CHIPS = {
-    "sm_80": Device("cuda:0", (8, 0), 108, "A100"),
-    "sm_90a": Device("cuda:0", (9, 0), 132, "H200"),
-    "sm_100a": Device("cuda:0", (10, 0), 148, "B200"),
-    "sm_120a": Device("cuda:0", (12, 0), 170, "RTX"),
-}
 N = 128
 TILES: dict[str, Any] = {"acc_dtype": "float32", "mma_tiler_mn": (128, 128), "cluster_shape_mn": (1, 1)}
-compiler = pytest.mark.skipif(missing_toolchain() is not None, reason=f"no kernel compiler: {missing_toolchain()}")
 
 
 def bound(op: Op, tensors: list[Any], **options: Any) -> Problem:
@@ -64,7 +57,7 @@ def problem(op: Op, kind: str = "mxfp8_e4m3") -> Problem:
     return bound(op, [*operands, *tensors], **shared, **options)
 
 
-@compiler
+@needs_compiler
 @pytest.mark.parametrize(
     ("op", "kind", "backend", "arch"),
     [
@@ -113,7 +106,7 @@ def test_scratch() -> None:
     assert partials.shape == (M, 8, 2)  # two tiles of 64 columns, and padding to 8
 
 
-@compiler
+@needs_compiler
 def test_jax_lowers_the_kernels_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     jax = pytest.importorskip("jax")
     jnp = jax.numpy

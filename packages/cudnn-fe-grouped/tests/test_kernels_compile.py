@@ -12,12 +12,8 @@ from typing import Any
 import pytest
 
 from cudnn_fe.core.compile import compile_now
-from cudnn_fe.core.device import Device
-from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Kernel, Op, Problem
 from cudnn_fe.core.registry import ops
-from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.core.toolchain import missing_toolchain
 from cudnn_fe.grouped.dglu.op import BACKWARD
 from cudnn_fe.grouped.glu.op import FORWARD as GLU
 from cudnn_fe.grouped.glu_gradient.op import GLU_GRADIENT
@@ -26,57 +22,46 @@ from cudnn_fe.grouped.scaled.problem import ScaledRows
 from cudnn_fe.grouped.unfused.op import FORWARD as UNFUSED
 from cudnn_fe.grouped.wgrad.op import WGRAD
 from cudnn_fe.grouped.wgrad_scaled.op import ScaledWgrad
+from cudnn_fe_testkit.chips import CHIPS, needs_compiler, tensor
 
-pytestmark = pytest.mark.skipif(missing_toolchain() is not None, reason=f"no kernel compiler: {missing_toolchain()}")
-DEVICES = {
-    "sm_80": Device("cuda:0", (8, 0), 108, "A100"),
-    "sm_90a": Device("cuda:0", (9, 0), 132, "H200"),
-    "sm_100a": Device("cuda:0", (10, 0), 148, "B200"),
-    "sm_120a": Device("cuda:0", (12, 0), 170, "RTX 5090"),
-}
+pytestmark = needs_compiler
 M, L, K = 512, 4, 128
-
-
-def spec(shape: tuple[int, ...], kind: str = "float32", order: tuple[int, ...] | None = None) -> TensorSpec:
-    """``order`` lists the dims, the contiguous one first."""
-    strides = contiguous_strides(shape, order or tuple(reversed(range(len(shape)))))
-    return TensorSpec(shape, strides, dtype(kind), "cuda:0", 16, "tensor")
 
 
 def forward(op: Op, kind: str = "bfloat16", k: int = K, order: Any = None, **options: Any) -> Problem:
     bias = options.pop("bias", None)
     named = {"d_dtype": kind, "c_dtype": "float32", "generate_c": False, **options}
-    shared = spec((L,), "int32"), spec((L,)), spec((M,))
-    extra = None if bias is None else spec((128, L), bias)
-    return op.bind(spec((M, k), kind), spec((L, 128, k), kind, order), *shared, extra, **named)
+    shared = tensor((L,), "int32"), tensor((L,)), tensor((M,))
+    extra = None if bias is None else tensor((128, L), bias)
+    return op.bind(tensor((M, k), kind), tensor((L, 128, k), kind, order), *shared, extra, **named)
 
 
 def backward(kind: str, **options: Any) -> Problem:
     wanted = {"generate_dbias": True, "generate_activation": False, "round_dgrad": False, **options}
-    operands = spec((M, K), kind), spec((M, 256), kind), spec((L, 128, K), kind), spec((L,), "int32")
-    return BACKWARD.bind(*operands, spec((L,)), spec((L,)), spec((M,)), d_dtype=kind, **wanted)
+    operands = tensor((M, K), kind), tensor((M, 256), kind), tensor((L, 128, K), kind), tensor((L,), "int32")
+    return BACKWARD.bind(*operands, tensor((L,)), tensor((L,)), tensor((M,)), d_dtype=kind, **wanted)
 
 
 def wgrad(kind: str, orders: tuple[Any, Any], *, adds: bool = False, ragged: bool = False) -> Problem:
-    old = spec((L, 128, K)) if adds else None
-    operands = spec((128, M), kind, orders[0]), spec((M, K), kind, orders[1]), spec((L,), "int32"), old
+    old = tensor((L, 128, K)) if adds else None
+    operands = tensor((128, M), kind, orders[0]), tensor((M, K), kind, orders[1]), tensor((L,), "int32"), old
     return WGRAD.bind(*operands, None, wgrad_dtype="float32", ragged=ragged)
 
 
 def gradient(kind: str, c: str, dc: str | None = None, *, alpha: bool = True) -> Problem:
-    operands = spec((M, 256), c), spec((M, 128), kind), spec((L,), "int32"), spec((M,))
-    extras = spec((L,)) if alpha else None, None if dc is None else spec((M, 256), dc)
+    operands = tensor((M, 256), c), tensor((M, 128), kind), tensor((L,), "int32"), tensor((M,))
+    extras = tensor((L,)) if alpha else None, None if dc is None else tensor((M, 256), dc)
     return GLU_GRADIENT.bind(*operands, *extras, act_func="geglu", dtype=kind)
 
 
 def behind_addresses(op: Op) -> Problem:
     """A problem whose weights, or whose results, lie at addresses."""
-    addresses, shared = spec((L,), "int64"), (spec((L,), "int32"), spec((L,)), spec((M,)))
+    addresses, shared = tensor((L,), "int64"), (tensor((L,), "int32"), tensor((L,)), tensor((M,)))
     if op is WGRAD:
-        operands = spec((128, M), "bfloat16", (0, 1)), spec((M, K), "bfloat16"), shared[0], None, addresses
+        operands = tensor((128, M), "bfloat16", (0, 1)), tensor((M, K), "bfloat16"), shared[0], None, addresses
         return op.bind(*operands, wgrad_dtype="float32", ragged=False, accumulate=True)
     options = {"d_dtype": "bfloat16", "c_dtype": "bfloat16", "generate_c": False, "n": 128, "n_major": True}
-    return op.bind(spec((M, K), "bfloat16"), addresses, *shared, None, **options)
+    return op.bind(tensor((M, K), "bfloat16"), addresses, *shared, None, **options)
 
 
 PROBLEMS: dict[str, tuple[Op, Problem]] = {
@@ -84,7 +69,7 @@ PROBLEMS: dict[str, tuple[Op, Problem]] = {
     "glu": (GLU, forward(GLU, act_func="swiglu", generate_c=True)),
     "dglu": (BACKWARD, backward("bfloat16", act_func="dswiglu")),
     "glu gradient": (GLU_GRADIENT, gradient("bfloat16", "float32")),
-    "row sums": (ROW_SUMS, ROW_SUMS.bind(spec((M, 77)), spec((L,), "int32"))),
+    "row sums": (ROW_SUMS, ROW_SUMS.bind(tensor((M, 77)), tensor((L,), "int32"))),
     "wgrad": (WGRAD, wgrad("bfloat16", ((0, 1), (1, 0)))),
 }
 # What differs in code: types, layouts, odd extents (scalar loads), optional operands and results.
@@ -110,7 +95,7 @@ def served(problems: dict[str, tuple[Op, Problem]], targets: set[str] | None = N
         for name, (op, problem) in problems.items()
         for kernel in op.kernels
         for target in kernel.targets
-        if (targets is None or target in targets) and kernel.refuse(problem, DEVICES[target]) is None
+        if (targets is None or target in targets) and kernel.refuse(problem, CHIPS[target]) is None
     ]
 
 
@@ -120,7 +105,7 @@ CASES = [*served(PROBLEMS), *served(VARIANTS, {"sm_80"})]
 @pytest.mark.parametrize(("name", "kernel", "target"), CASES, ids=lambda x: getattr(x, "backend", str(x)))
 def test_compiles(name: str, kernel: Kernel, target: str) -> None:
     problem = (PROBLEMS | VARIANTS)[name][1]
-    compile_now(kernel.module, kernel.specialise(problem, DEVICES[target]), target)
+    compile_now(kernel.module, kernel.specialise(problem, CHIPS[target]), target)
 
 
 def test_every_kernel_and_target_is_among_them() -> None:
@@ -138,9 +123,7 @@ def test_every_kernel_and_target_is_among_them() -> None:
 def test_portable_stays_within_the_base_instruction_set(name: str, tmp_path: Path) -> None:
     op, problem = PROBLEMS[name]
     kernel = next(kernel for kernel in op.kernels if kernel.backend == "portable")
-    compile_now(
-        kernel.module, kernel.specialise(problem, DEVICES["sm_80"]), "sm_80", f"--keep-ptx --dump-dir={tmp_path}"
-    )
+    compile_now(kernel.module, kernel.specialise(problem, CHIPS["sm_80"]), "sm_80", f"--keep-ptx --dump-dir={tmp_path}")
     (path,) = tmp_path.glob("*.ptx")
     ptx = path.read_text()
     assert ".target sm_80" in ptx
@@ -154,10 +137,10 @@ def test_extents_and_offsets_compile_nothing_new() -> None:
     (kernel,) = (kernel for kernel in UNFUSED.kernels if kernel.backend == "portable")
     found = set()
     for m, n, k, experts in ((1, 32, 64, 1), (300, 4096, 7168, 256), (65536, 64, 128, 1024)):
-        operands = spec((m, k), "bfloat16"), spec((experts, n, k), "bfloat16"), spec((experts,), "int32")
+        operands = tensor((m, k), "bfloat16"), tensor((experts, n, k), "bfloat16"), tensor((experts,), "int32")
         options = {"d_dtype": "bfloat16", "c_dtype": "bfloat16", "generate_c": False}
-        problem = UNFUSED.bind(*operands, spec((experts,)), spec((m,)), None, **options)
-        found.add(kernel.specialise(problem, DEVICES["sm_90a"]))
+        problem = UNFUSED.bind(*operands, tensor((experts,)), tensor((m,)), None, **options)
+        found.add(kernel.specialise(problem, CHIPS["sm_90a"]))
     assert len(found) == 1
 
 

@@ -12,11 +12,9 @@ import pytest
 from cudnn_fe.core.block_scale import scale_shape
 from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.device import Device
-from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.registry import ops
-from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.core.toolchain import missing_toolchain
+from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.grouped import grouped_gemm_swiglu_jax_forward
 from cudnn_fe.grouped.discrete_swiglu.op import FORWARD as DISCRETE
 from cudnn_fe.grouped.glu_hadamard.op import FORWARD as HADAMARD
@@ -27,21 +25,10 @@ from cudnn_fe.grouped.scaled.forward import ScaledForward
 from cudnn_fe.grouped.scaled.forward_spec import ForwardSpec
 from cudnn_fe.grouped.srelu.op import FORWARD as SRELU
 from cudnn_fe.grouped.swiglu.op import FORWARD as SWIGLU
+from cudnn_fe_testkit.chips import CHIPS, needs_compiler, tensor
 from cudnn_fe_testkit.scaled_gemm import KINDS
 
-CHIPS = {
-    "sm_80": Device("cuda:0", (8, 0), 108, "A100"),
-    "sm_90a": Device("cuda:0", (9, 0), 132, "H200"),
-    "sm_100a": Device("cuda:0", (10, 0), 148, "B200"),
-    "sm_120a": Device("cuda:0", (12, 0), 170, "RTX"),
-}
 M, N, K, L = 512, 128, 160, 4
-compiler = pytest.mark.skipif(missing_toolchain() is not None, reason=f"no kernel compiler: {missing_toolchain()}")
-
-
-def tensor(shape: tuple[int, ...], kind: str = "float32", order: tuple[int, ...] | None = None) -> TensorSpec:
-    """``order`` lists the dims, the contiguous one first."""
-    return TensorSpec(shape, contiguous_strides(shape, order), dtype(kind), "cuda:0", 16, "tensor")
 
 
 def scales(format: Any, rows: int, count: int = 1) -> TensorSpec:
@@ -118,7 +105,7 @@ CASES = [
 ]
 
 
-@compiler
+@needs_compiler
 @pytest.mark.parametrize(("name", "backend", "arch"), CASES)
 def test_compiles(name: str, backend: str, arch: str) -> None:
     op, call = PROBLEMS[name]
@@ -173,7 +160,7 @@ def _longer(call: Any) -> list[TensorSpec | None]:
     return found
 
 
-@compiler
+@needs_compiler
 def test_jax_lowers_a_kernel_with_numbers_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     jax = pytest.importorskip("jax")
     jnp = jax.numpy

@@ -58,8 +58,8 @@ class BenchRow:
 
 
 def save_rows(path: Path, rows: Iterable[BenchRow]) -> None:
-    """Write rows as a JSON list, one object each."""
-    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    """Write rows as a JSON list, one object and one line each."""
+    path.write_text("[\n" + ",\n".join(json.dumps(asdict(row)) for row in rows) + "\n]\n")
 
 
 def load_rows(path: Path) -> list[BenchRow]:

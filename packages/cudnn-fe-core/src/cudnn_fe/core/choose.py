@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from cudnn_fe.core.device import Device, device
-from cudnn_fe.core.errors import BackendError
+from cudnn_fe.core.errors import BackendError, UnknownBackendError
 from cudnn_fe.core.experimental import warn_reference_on_gpu
 from cudnn_fe.core.op import Kernel, Op, Problem
 from cudnn_fe.core.settings import settings
@@ -71,7 +71,7 @@ def choose(op: Op, problem: Problem, backend: str | None = None, *, on: Device |
     if not reasons and wanted == "auto":
         reasons = ["the op has no kernels yet"]
     if not reasons:
-        raise BackendError(
+        raise UnknownBackendError(
             "backend",
             got=repr(wanted),
             wanted=f"auto or one of {', '.join(known)}",

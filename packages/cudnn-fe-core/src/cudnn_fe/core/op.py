@@ -247,6 +247,9 @@ class Op:
 
     def bind(self, *operands: TensorSpec | None, **options: Any) -> Problem:
         """Validate a call; see `Problem.bind`."""
+        for name, spec in zip(self.problem.operands, operands, strict=True):
+            if spec is None and name not in self.problem.optional:
+                raise OptionError(name, got="None", wanted="a tensor", remedy="pass the documented operand")
         return self.problem.bind(*operands, **options)
 
     @property

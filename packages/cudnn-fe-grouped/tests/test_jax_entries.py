@@ -20,7 +20,6 @@ from cudnn_fe_testkit.scaled_moe import ExactCase, raw
 from cudnn_fe_testkit.scaled_moe_backward import kept
 from cudnn_fe_testkit.scaled_wgrad import WIDE, H, WgradCase
 
-entries: Any = cudnn  # names that the stubs list elsewhere
 M, N, L, K = 384, 128, 3, 32
 ROWS = (1, 3, 1, 32, 4, 4)  # packed scales of 384 rows of up to four blocks
 COLUMNS = (1, 1, 3, 32, 4, 4)  # of up to 128 columns of 12 blocks of rows
@@ -176,7 +175,7 @@ def test_discrete_swiglu_under_jit(d_dtype: str) -> None:
     v = case.wrapped("jax")
     owned, pointers = addresses(v)
     v |= {"a_tensor": v["a_tensor"][..., None], "prob_tensor": v["prob_tensor"][:, None, None]}
-    run = jax.jit(partial(entries.discrete_grouped_gemm_swiglu_jax_sm100, n=N, d_dtype=d_dtype))
+    run = jax.jit(partial(cudnn.discrete_grouped_gemm_swiglu_jax_sm100, n=N, d_dtype=d_dtype))
     out = run(**v, **pointers)
     assert type(out) is dict
     assert set(out) == set(wanted.keys())
@@ -198,7 +197,7 @@ def test_wgrad_under_jit(kind: str) -> None:
     factors = {name: options.pop(name) for name in list(options) if name.startswith("global")}
 
     def run(a: Any, b: Any, ends: Any, scales: Any, factors: Any) -> Any:
-        return entries.grouped_gemm_wgrad_jax_sm100(a, b, ends, **scales, **factors, **options)
+        return cudnn.grouped_gemm_wgrad_jax_sm100(a, b, ends, **scales, **factors, **options)
 
     out = jax.jit(run)(a, b, ends, given, factors)
     assert list(out.keys()) == ["wgrad_tensor"]

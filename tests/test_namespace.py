@@ -98,18 +98,24 @@ def test_the_vendors_module_paths_lead_to_the_same_objects() -> None:
 MODULE_PATHS = {
     "block_sparse_attention": "BSA block_sparse_attention_backward block_sparse_attention_forward",
     "csa": "CSA CSACompressorBackward CSACompressorForward csa_compressor_backward_wrapper",
+    "engram": "EngramGateSavedForward EngramGateSavedBackward engram_gate_saved_forward engram_gate_saved_backward",
     "deepseek_sparse_attention": "DSA AlignedHCABackward aligned_hca_backward_wrapper",
     "flex_attention": "FlexAttentionBwd FlexAttentionFwd create_mask_plan flex_attn_func",
     "gated_attention_block": "GatedAttentionBlockFwd GatedAttentionBlockBwd gated_attention_block_forward",
+    "gemm.cutedsl.dense.proj_rope_mxfp8": "GemmProjRopeMxfp8Bf16InSm100 gemm_proj_rope_mxfp8_wrapper_sm100",
+    "gemm.mhc_projection_bwd": "MhcProjectionBackward mhc_projection_backward",
     "hstu.hstu_attention": "hstu_attention_backward hstu_attention_forward",
+    "hstu.hstu_lmsd": "hstu_lmsd_backward hstu_lmsd_forward",
     "native_sparse_attention": "NSA",
+    "rmsnorm_rht_amax": "RmsNormRhtAmaxSm100 rmsnorm_rht_amax_wrapper_sm100",
+    "rope": "RopeQDQInplace TailRoPEForward VisionRoPEBackward rope_qdq_inplace tail_rope vision_rope_backward_wrapper",
     "sdpa.bwd": "CompactGqaBackward compact_gqa_backward Nvfp4AttentionQatBackward",
     "sdpa.bwd.qat": "Nvfp4AttentionQatBackward nvfp4_attention_qat_backward",
 }
 
 
 @pytest.mark.parametrize("path", MODULE_PATHS)
-def test_module_paths_of_attention(path: str) -> None:
+def test_module_paths(path: str) -> None:
     module = importlib.import_module(f"cudnn.{path}")
     for name in MODULE_PATHS[path].split():
         assert getattr(module, name) is getattr(cudnn, name)

@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[type[Exception], ...]] = {
     "FrameworkError": (TypeError, ValueError),
     "NotYetSupportedError": (NotImplementedError,),
     "BackendError": (NotImplementedError, RuntimeError),
-    "DeterminismError": (RuntimeError,),
+    "UnknownBackendError": (ValueError, NotImplementedError, RuntimeError),
     "NotCompiledError": (RuntimeError,),
     "MissingPackageError": (ImportError,),
 }

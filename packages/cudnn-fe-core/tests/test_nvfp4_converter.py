@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cudnn_fe.core.block_scale import nvfp4_block_scale_dequantize, nvfp4_block_scale_quantize
-from cudnn_fe.core.errors import DTypeError, NotCompiledError, ShapeError, StrideError
+from cudnn_fe.core.errors import DTypeError, FrameworkError, NotCompiledError, ShapeError, StrideError
 from cudnn_fe_testkit import block_scale as exact
 
 M, K = 128, 128
@@ -107,6 +107,11 @@ def test_refusals(source: np.ndarray[Any, Any]) -> None:
         nvfp4_block_scale_quantize(source[:, :100], ENCODE)
     with pytest.raises(ShapeError, match="K a multiple of 64"):
         nvfp4_block_scale_quantize(np.ascontiguousarray(source[:, :, :80]), ENCODE)
+    for shape in ((2, 128, 64), (1, 0, 64), (1, 128, 0), (1, 128, 16448)):
+        with pytest.raises(ShapeError, match="wanted 1 x M x K"):
+            nvfp4_block_scale_quantize(np.zeros(shape, ml_dtypes.bfloat16), ENCODE)
+    with pytest.raises(FrameworkError, match=r"input_tensor: got builtins\.int"):
+        nvfp4_block_scale_quantize(3, ENCODE)
     with pytest.raises(DTypeError, match="wanted bfloat16"):
         nvfp4_block_scale_quantize(source.astype(np.float32), ENCODE)
     with pytest.raises(StrideError, match="contiguous"):
@@ -114,5 +119,11 @@ def test_refusals(source: np.ndarray[Any, Any]) -> None:
     with pytest.raises(ShapeError, match=r"encode_scale: got \(1,\)"):
         nvfp4_block_scale_quantize(source, np.ones(1, np.float32))
     out = nvfp4_block_scale_quantize(source, ENCODE)
+    with pytest.raises(DTypeError, match="packed_tensor: got bfloat16, wanted float4_e2m1fn or uint8"):
+        nvfp4_block_scale_dequantize(source, out[1], DECODE)
+    with pytest.raises(ShapeError, match="scale_tensor: got"):
+        nvfp4_block_scale_dequantize(out[0], out[1][:, :64], DECODE)
+    with pytest.raises(DTypeError, match="scale_tensor: got uint8"):
+        nvfp4_block_scale_dequantize(out[0], raw(out[1]), DECODE)
     with pytest.raises(DTypeError, match="decode_scale: got float64"):
         nvfp4_block_scale_dequantize(out[0], out[1], np.ones((1, 1, 1)))

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[CudnnFeError], type[Exception], s
         lambda: gemm_swiglu_forward(array(4, 8, 1, dtype=np.int8), array(64, 8, 1, dtype=np.int8)),
         DTypeError,
         ValueError,
-        r"a: got int8, wanted one of float16, bfloat16, float32, float8_e4m3fn, float8_e5m2; cast",
+        r"a: got int8, wanted float16 or bfloat16 or float32 or float8_e4m3fn or float8_e5m2; cast",
     ),
     "dtypes differ": (
         lambda: gemm_swiglu_forward(array(4, 8, 1), array(64, 8, 1, dtype=np.float16)),
@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[CudnnFeError], type[Exception], s
         ),
         DTypeError,
         ValueError,
-        r"a: got bfloat16, wanted one of float16, float8_e4m3fn, float8_e5m2",
+        r"a: got bfloat16, wanted float16 or float8_e4m3fn or float8_e5m2",
     ),
     "unknown dtype": (
         lambda: gemm_swiglu_forward(array(4, 8, 1), array(64, 8, 1), c_dtype="float17"),
@@ -237,7 +237,7 @@ def test_elements_across_their_natural_alignment_are_refused() -> None:
     ("change", "kind", "message"),
     [
         ({"c": torch.zeros(4, 64, 1, dtype=torch.float16)}, ShapeError, r"c_tensor: got \(4, 64, 1\)"),
-        ({"ab12": torch.zeros(64, 4, 1).permute(1, 0, 2)}, StrideError, r"both outputs contiguous along one same dim"),
+        ({"ab12": torch.zeros(64, 4, 1).permute(1, 0, 2)}, StrideError, r"all results contiguous along the same dim"),
         ({"ab12": torch.zeros(4, 128, 1)[:, :64]}, StrideError, r"ab12_tensor: got \(128, 1, 1\), wanted \(64, 1, 1\)"),
         ({"c": torch.zeros(4, 32, 1)}, DTypeError, r"c_dtype: got float32"),
     ],

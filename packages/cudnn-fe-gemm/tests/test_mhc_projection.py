@@ -111,7 +111,7 @@ def test_class() -> None:
         op.execute(*tensors, *outs, workspace[:-1])
     for wrong, error, message in (
         (None, OptionError, "workspace: got None"),
-        (workspace.view(torch.float32), DTypeError, "workspace: got float32, wanted 73728 contiguous uint8"),
+        (workspace.view(torch.float32), DTypeError, "workspace: got float32, wanted uint8: 73728 contiguous bytes"),
         (torch.empty(2 * len(workspace), dtype=torch.uint8)[::2], ShapeError, "workspace: got"),
         (torch.empty(len(workspace) + 1, dtype=torch.uint8)[1:], AlignmentError, "workspace: got"),
         (workspace.to("meta"), DeviceError, "workspace: got meta"),

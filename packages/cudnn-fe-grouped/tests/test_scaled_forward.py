@@ -202,6 +202,7 @@ def test_by_hand() -> None:
     assert glu["amax_tensor"].tolist() == [[288.0]]  # sigmoid(24) is 1 in float32
     # A 16-bit D of FP8 operands is scaled to at most 1: 288 -> scale 512.
     assert glu["d_tensor"][0].tolist() == [288 / 512] * 32
+    assert not glu["d_tensor"][1].any()  # prob 0, of a C that is not
     assert raw(glu["sfd_row_tensor"]).reshape(-1)[0] == 127 + 9
 
 

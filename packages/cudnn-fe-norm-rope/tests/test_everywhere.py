@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cudnn
 from cudnn_fe.core.compile import compile_now
@@ -80,6 +81,26 @@ def test_torch_compile_traces_in_one_graph(case: Any) -> None:
     given = {name: as_torch(x) for name, x in case.make().items()}
     traced = torch.compile(lambda **arrays: list(function(**arrays, **case.options)), fullgraph=True, backend="eager")
     agree(traced(**given), run(case, as_torch), 0.0)
+
+
+class Seen(TorchDispatchMode):
+    """Keeps the library ops that a call goes through, with their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "cudnn_fe":
+            self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def test_library_op_passes_opcheck(case: Any) -> None:
+    with Seen() as seen:
+        run(case, as_torch)
+    ((op, arguments),) = seen.calls
+    torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
 
 
 def test_no_rows_give_no_rows_and_no_gradients(case: Any) -> None:

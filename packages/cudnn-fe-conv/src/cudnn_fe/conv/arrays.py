@@ -6,7 +6,7 @@ from typing import Any
 
 from cudnn_fe.core.arrays import astype, sigmoid
 
-__all__ = ["activate", "activation_slope", "arange", "astype", "concrete", "sigmoid", "zeros", "zeros_like"]
+__all__ = ["activate", "activation_slope", "arange", "astype", "sigmoid", "zeros", "zeros_like"]
 
 
 def activate(xp: Any, z: Any, activation: str) -> Any:
@@ -33,11 +33,6 @@ def zeros(xp: Any, shape: tuple[int, ...], like: Any) -> Any:
     if hasattr(like, "get_device"):
         return xp.zeros(shape, dtype=like.dtype, device=like.device)
     return xp.zeros(shape, dtype=like.dtype)
-
-
-def concrete(xp: Any) -> bool:
-    """Whether arrays of ``xp`` hold values that Python code may look at; JAX's may be tracers."""
-    return str(xp.__name__) != "jax.numpy"
 
 
 def zeros_like(x: Any) -> Any:

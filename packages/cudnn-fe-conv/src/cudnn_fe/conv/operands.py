@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from cudnn_fe.core.errors import DTypeError, StrideError
-from cudnn_fe.core.require import require_shape
+from cudnn_fe.core.require import require_dtype, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "FLOATS",
     "canonical_activation",
     "lie_whole",
-    "require_dtype",
     "require_index",
     "require_parameter",
     "states_output",
@@ -25,14 +24,6 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 HALVES = ("float16", "bfloat16")
 ANY_LAYOUT = "any strides; fastest where one dim is contiguous"
 _VECTOR_BYTES = 16
-
-
-def require_dtype(spec: TensorSpec, allowed: tuple[str, ...]) -> None:
-    """Raises DTypeError unless the operand's element type is in ``allowed``."""
-    if spec.dtype.name not in allowed:
-        raise DTypeError(
-            spec.name, got=str(spec.dtype), wanted=f"one of {', '.join(allowed)}", remedy="cast the operand"
-        )
 
 
 def require_parameter(spec: TensorSpec, x: TensorSpec) -> None:
@@ -49,7 +40,7 @@ def require_parameter(spec: TensorSpec, x: TensorSpec) -> None:
 
 def require_index(spec: TensorSpec, shape: tuple[int, ...], layout: str) -> None:
     """Raises unless the operand is a contiguous int32 vector of this shape."""
-    require_dtype(spec, ("int32",))
+    require_dtype(spec, "int32")
     require_shape(spec, shape, layout)
     if not spec.dense_in(0):
         raise StrideError(

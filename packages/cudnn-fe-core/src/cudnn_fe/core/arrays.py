@@ -8,7 +8,16 @@ from cudnn_fe.core.codecs import encode, from_codes, pack_fp4
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.frameworks import framework_of
 
-__all__ = ["astype", "cast", "counting", "hadamard", "is_jax", "matmul", "rounded", "sigmoid"]
+__all__ = [
+    "astype",
+    "cast",
+    "counting",
+    "hadamard",
+    "is_jax",
+    "matmul",
+    "rounded",
+    "sigmoid",
+]
 
 
 def is_jax(xp: Any) -> bool:

@@ -47,6 +47,7 @@ class OpClass:
     _counts: ClassVar[tuple[int, int]]  # of the tensors that `execute` takes: inputs, outputs
     _free: ClassVar[Mapping[str, tuple[int, ...]] | None] = None
     _arrange: ClassVar[Callable[..., Any] | None] = None
+    _workspace_dtype: ClassVar[str | None] = "uint8"  # None: any, seen as bytes
 
     if TYPE_CHECKING:  # the subclasses' signatures are made at run time
 
@@ -122,19 +123,20 @@ class OpClass:
         return 0
 
     def _check_workspace(self, workspace: Any, **tensors: Any) -> None:
-        """Raises unless the workspace is contiguous uint8, 16-byte aligned, large enough, on the op's device.
+        """Raises unless the workspace is contiguous, of its type, 16-byte aligned, large enough, on the op's device.
 
         ``tensors`` are the call's, by name, whose bytes it must not share. An op that needs none takes None.
         """
         if workspace is None and self.scratch_workspace_bytes() == 0:
             return
-        wanted = f"{self.scratch_workspace_bytes()} contiguous uint8, 16-byte aligned, on {self.problem.device}"
+        kind = self._workspace_dtype
+        wanted = f"{self.scratch_workspace_bytes()} contiguous bytes, 16-byte aligned, on {self.problem.device}"
         remedy = f"allocate {type(self).__name__}.scratch_workspace_bytes() bytes"
         if workspace is None:
             raise OptionError("workspace", got="None", wanted=wanted, remedy=remedy)
         spec = spec_of(workspace, "workspace")
-        if spec.dtype.name != "uint8":
-            raise DTypeError("workspace", got=str(spec.dtype), wanted=wanted, remedy=remedy)
+        if kind not in (None, spec.dtype.name):
+            raise DTypeError("workspace", got=str(spec.dtype), wanted=f"{kind}: {wanted}", remedy=remedy)
         if spec.strides != contiguous_strides(spec.shape) or spec.nbytes < self.scratch_workspace_bytes():
             raise ShapeError(
                 "workspace", got=f"{spec.shape} {spec.dtype}, {spec.strides}", wanted=wanted, remedy=remedy

@@ -8,7 +8,6 @@ __all__ = [
     "BackendError",
     "CudnnFeError",
     "DTypeError",
-    "DeterminismError",
     "DeviceError",
     "FrameworkError",
     "MissingDeviceError",
@@ -19,6 +18,7 @@ __all__ = [
     "OptionTypeError",
     "ShapeError",
     "StrideError",
+    "UnknownBackendError",
 ]
 
 
@@ -109,10 +109,6 @@ class UnknownBackendError(BackendError, OptionError):
 
     Also an OptionError, and so a ValueError, which the functions with a ``backend`` argument document.
     """
-
-
-class DeterminismError(CudnnFeError, RuntimeError):
-    """torch's deterministic mode is on and the op's result depends on an order that differs from run to run."""
 
 
 class NotCompiledError(CudnnFeError, RuntimeError):

@@ -20,10 +20,10 @@ __all__ = [
 ]
 
 
-def require_dtype(spec: TensorSpec, *allowed: str) -> None:
+def require_dtype(spec: TensorSpec, *allowed: str, remedy: str = "cast the operand") -> None:
     """Raises DTypeError unless the operand's element type is in ``allowed``."""
     if spec.dtype.name not in allowed:
-        raise DTypeError(spec.name, got=str(spec.dtype), wanted=" or ".join(allowed), remedy="cast the operand")
+        raise DTypeError(spec.name, got=str(spec.dtype), wanted=" or ".join(allowed), remedy=remedy)
 
 
 def require_shape(spec: TensorSpec, shape: tuple[int, ...], layout: str) -> None:

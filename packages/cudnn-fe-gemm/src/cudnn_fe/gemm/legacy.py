@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cudnn_fe.core.errors import ShapeError, StrideError
 from cudnn_fe.core.legacy import LegacyClass, LegacyFunction, make_class, make_function
 from cudnn_fe.core.op import Problem
 from cudnn_fe.core.require import require_same_device
@@ -41,23 +40,13 @@ def _bind_swiglu(given: Mapping[str, Any]) -> tuple[Problem, tuple[TensorSpec | 
     problem = FORWARD.bind(
         a,
         b,
-        c_major="n" if ab12.dense_in(1) and c.dense_in(1) else "m",
+        c_major=common_major(ab12, c),
         ab12_dtype=ab12.dtype,
         c_dtype=c.dtype,
         **{key: given[key] for key in ("acc_dtype", "mma_tiler_mn", "cluster_shape_mn", "sf_vec_size", "ab12_stages")},
     )
     for sample, wanted in zip((ab12, c), problem.outputs, strict=True):
-        if sample.shape != wanted.shape:
-            raise ShapeError(
-                sample.name, got=str(sample.shape), wanted=str(wanted.shape), remedy="allocate the documented shape"
-            )
-        if sample.strides != wanted.strides:
-            raise StrideError(
-                sample.name,
-                got=str(sample.strides),
-                wanted=f"{wanted.strides}: compact, both outputs contiguous along one same dim, batch outermost",
-                remedy="allocate it compact, both outputs with the same major",
-            )
+        check_sample(sample, wanted)
     require_same_device(a, ab12, c)
     return problem, (ab12, c), (given["alpha"],)
 

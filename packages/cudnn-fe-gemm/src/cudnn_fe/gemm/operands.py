@@ -6,26 +6,19 @@ from typing import Any, Literal
 
 from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.errors import DTypeError, OptionError, StrideError
-from cudnn_fe.core.require import require_same_device, require_shape
+from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
 __all__ = [
     "OPERAND_LAYOUT",
     "major_of",
     "matrix_output",
-    "require_dtype",
     "require_major",
     "require_matrices",
     "stack_calls",
 ]
 
 OPERAND_LAYOUT = "contiguous along the row or the column dim; any other strides"
-
-
-def require_dtype(spec: TensorSpec, allowed: tuple[str, ...], *, remedy: str = "cast the operand") -> None:
-    """Raises DTypeError unless the operand's element type is in ``allowed``."""
-    if spec.dtype.name not in allowed:
-        raise DTypeError(spec.name, got=str(spec.dtype), wanted=f"one of {', '.join(allowed)}", remedy=remedy)
 
 
 def require_major(spec: TensorSpec, layout: str) -> None:
@@ -45,7 +38,7 @@ def require_matrices(a: TensorSpec, b: TensorSpec, dtypes: tuple[str, ...]) -> t
     b.require_rank(3, "(N, K, L)")
     (m, k, batch), n = a.shape, b.shape[0]
     require_shape(b, (n, k, batch), "(N, K, L)")
-    require_dtype(a, dtypes)
+    require_dtype(a, *dtypes)
     if b.dtype != a.dtype:
         raise DTypeError(
             b.name, got=str(b.dtype), wanted=f"{a.dtype}, the dtype of {a.name}", remedy="cast one of the operands"

@@ -33,7 +33,7 @@ def check_sample(sample: TensorSpec | None, wanted: TensorSpec, *, any_strides: 
     if sample.dtype != wanted.dtype:
         raise DTypeError(sample.name, got=str(sample.dtype), wanted=str(wanted.dtype), remedy="allocate that dtype")
     if sample.strides != wanted.strides and not any_strides:
-        wanted_text = f"{wanted.strides}: compact, batch outermost"
+        wanted_text = f"{wanted.strides}: compact, batch outermost, all results contiguous along the same dim"
         raise StrideError(sample.name, got=str(sample.strides), wanted=wanted_text, remedy="allocate it compact")
 
 

@@ -9,9 +9,9 @@ from cudnn_fe.core.block_scale import BlockFormat, block_format, scale_shape
 from cudnn_fe.core.block_scale.specs import PACKED_LAYOUT, atom_spec, is_atom_form, require_packed
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, OptionError, ShapeError, StrideError
-from cudnn_fe.core.require import require_same_device
+from cudnn_fe.core.require import require_dtype, require_same_device
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.gemm.operands import major_of, matrix_output, require_dtype, require_matrices
+from cudnn_fe.gemm.operands import major_of, matrix_output, require_matrices
 from cudnn_fe.gemm.problem import GemmProblem
 
 __all__ = [
@@ -146,7 +146,7 @@ def quantising_fields(
         wanted = f"a factor for a {kind} result"
         raise OptionError("norm_const_tensor", got="None", wanted=wanted, remedy="pass a float32 array of one 1")
     if norm_const is not None:
-        require_dtype(norm_const, ("float32",))
+        require_dtype(norm_const, "float32")
         require_same_device(a, norm_const)
         if norm_const.size != 1:
             raise ShapeError(norm_const.name, got=str(norm_const.shape), wanted="(1,)", remedy="pass one factor")
@@ -187,7 +187,7 @@ def require_scaled(
     if not isinstance(sf_vec_size, int) or sf_vec_size not in (16, 32):
         raise OptionError("sf_vec_size", got=repr(sf_vec_size), wanted="16 or 32", remedy="pass the block's extent")
     m, n, k, batch = require_matrices(a, b, ELEMENTS)
-    require_dtype(sfa, scales, remedy="view the bytes as the format they are")
+    require_dtype(sfa, *scales, remedy="view the bytes as the format they are")
     if sfb.dtype != sfa.dtype:
         raise DTypeError(sfb.name, got=str(sfb.dtype), wanted=f"{sfa.dtype}, as {sfa.name}", remedy="use one format")
     block_format(a.dtype.name, sfa.dtype.name, sf_vec_size)

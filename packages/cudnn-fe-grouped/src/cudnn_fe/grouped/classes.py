@@ -36,8 +36,6 @@ from cudnn_fe.grouped.wgrad_scaled.op import SCALED as SCALED_WGRAD
 __all__ = ["GroupedGemmDgluSm100", "GroupedGemmGluSm100", "GroupedGemmSm100", "GroupedGemmWgradSm100"]
 
 _SCALED = ("sfa", "sfb", "d_col", "sfd_row", "sfd_col", "amax", "norm_const", "scheduler_counter")
-_ABSENT = ("sfa_tensor", "sfb_tensor", "sfb_ptrs", "sfd_row_tensor", "sfd_col_tensor", "amax_tensor",
-           "norm_const_tensor")  # fmt: skip
 _TILES = "mma_tiler_mn=(256, 256), cluster_shape_mn=None"
 _GEGLU = "geglu_alpha=1.702, glu_clamp_max=7.0, glu_clamp_min=-7.0"
 _DISCRETE = "num_experts=None, b_shape=None, b_dtype=None"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cudnn_fe.core.bench import Entrant, MemoryCase
-from cudnn_fe.grouped.arrays import BLOCK
+from cudnn_fe.core.pairs import PAIR_BLOCK
 from cudnn_fe.grouped.dglu import grouped_gemm_glu_backward
 from cudnn_fe.grouped.glu import grouped_gemm_glu_forward
 from cudnn_fe.grouped.unfused import grouped_gemm_forward
@@ -162,12 +162,12 @@ def unfused(cuda: bool) -> list[MemoryCase]:
 
 
 def _swiglu(c: Tensor) -> Tensor:
-    gate, up = c.view(c.shape[0], -1, 2, BLOCK).unbind(2)
+    gate, up = c.view(c.shape[0], -1, 2, PAIR_BLOCK).unbind(2)
     return (torch.nn.functional.silu(gate) * up).flatten(1)
 
 
 def _swiglu_gradient(product: Tensor, c: Tensor, prob: Tensor) -> tuple[Tensor, Tensor]:
-    gate, up = c.float().view(c.shape[0], -1, 2, BLOCK).unbind(2)
+    gate, up = c.float().view(c.shape[0], -1, 2, PAIR_BLOCK).unbind(2)
     product = product.float().view(gate.shape)
     sigmoid = gate.sigmoid()
     silu, weighted = gate * sigmoid, product * prob[:, None, None]

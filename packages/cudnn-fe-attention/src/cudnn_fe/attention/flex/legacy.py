@@ -39,6 +39,7 @@ class _FlexClass(OpClass):
     """What both classes share: a plan may differ from the sample's in its mask, endpoints included."""
 
     _free = {"mask_func": (0, 1)}  # noqa: RUF012 - declared as a ClassVar by the base
+    _workspace_dtype = None
 
     @property
     def workspace_size(self) -> int:

@@ -10,7 +10,6 @@ from cudnn_fe.conv.causal_conv1d.kernels import BACKWARD_KERNELS, FORWARD_KERNEL
 from cudnn_fe.conv.operands import (
     FLOATS,
     canonical_activation,
-    require_dtype,
     require_index,
     require_parameter,
     states_output,
@@ -18,7 +17,7 @@ from cudnn_fe.conv.operands import (
 from cudnn_fe.core.call import physical_order
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
 from cudnn_fe.core.op import Op, Problem
-from cudnn_fe.core.require import require_same_device, require_shape
+from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
 __all__ = ["BACKWARD", "FORWARD", "CausalConv1d", "CausalConv1dBackward", "Sequences"]
@@ -116,7 +115,7 @@ def check_sequences(
     """Raises the typed error of the first rule of the contract that the operands break."""
     x.require_rank(3, f"({', '.join(layout)})")
     weight.require_rank(2, "(D, W)")
-    require_dtype(x, FLOATS)
+    require_dtype(x, *FLOATS)
     channels, width = x.shape[layout.index("D")], weight.shape[1]
     require_shape(weight, (channels, width), "(D, W)")
     if not 1 <= width <= MOST_TAPS:
@@ -148,7 +147,7 @@ def check_sequences(
 def require_states(states: TensorSpec, shape: tuple[int, ...], x: TensorSpec) -> None:
     """Raises unless the operand is states of x's type."""
     require_shape(states, shape, "(S, D, W - 1)")
-    require_dtype(states, (x.dtype.name,))
+    require_dtype(states, x.dtype.name)
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ class CausalConv1dBackward(Sequences):
         layout, activation = layout_of(options["layout"]), activation_of(options["activation"])
         check_sequences(x, weight, bias, cu_seqlens, initial_states, layout)
         require_shape(dy, x.shape, f"({', '.join(layout)})")
-        require_dtype(dy, (x.dtype.name,))
+        require_dtype(dy, x.dtype.name)
         problem = cls(x, weight, bias, cu_seqlens, initial_states, activation, layout, dy, d_final)
         if d_final is not None:
             require_states(d_final, problem.states("d_final_states").shape, x)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.conv.arrays import activate, activation_slope, arange, astype, concrete, zeros
+from cudnn_fe.conv.arrays import activate, activation_slope, arange, astype, zeros
+from cudnn_fe.core.arrays import is_jax
 from cudnn_fe.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -128,8 +129,8 @@ def _places(problem: Sequences, xp: Any, x: Any, cu_seqlens: Any) -> _Places:
     if cu_seqlens is None:
         rows = arange(xp, batch, x) * 0
         return _Places(tokens * 0, tokens, time - 1 - tokens, rows, rows + time)
-    offsets = astype(cu_seqlens, "int64" if concrete(xp) else "int32")
-    if concrete(xp):
+    offsets = astype(cu_seqlens, "int32" if is_jax(xp) else "int64")
+    if not is_jax(xp):
         _check_offsets(xp, offsets, time)
     starts, ends = offsets[:-1], offsets[1:]
     # The last sequence that starts at or before a token is not empty, or it would end there too.

@@ -11,13 +11,12 @@ from cudnn_fe.conv.operands import (
     ANY_LAYOUT,
     FLOATS,
     canonical_activation,
-    require_dtype,
     require_index,
     require_parameter,
 )
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.op import Op, Problem, TensorRule
-from cudnn_fe.core.require import require_same_device, require_shape
+from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 
 __all__ = ["UPDATE", "CausalConv1dUpdate"]
@@ -66,11 +65,11 @@ class CausalConv1dUpdate(Problem):
         x.require_rank(2, "(N, D)")
         state.require_rank(3, "(S, D, L)")
         weight.require_rank(2, "(D, W)")
-        require_dtype(x, FLOATS)
+        require_dtype(x, *FLOATS)
         (rows, channels), width, (slots, _, lanes) = x.shape, weight.shape[1], state.shape
         require_shape(weight, (channels, width), "(D, W)")
         require_shape(state, (slots, channels, lanes), "(S, D, L)")
-        require_dtype(state, (x.dtype.name,))
+        require_dtype(state, x.dtype.name)
         require_parameter(weight, x)
         if not 1 <= width <= 256 or lanes < width - 1:
             raise ShapeError(

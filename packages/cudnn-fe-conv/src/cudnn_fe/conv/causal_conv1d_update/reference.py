@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.conv.arrays import activate, arange, astype, concrete, zeros
+from cudnn_fe.conv.arrays import activate, arange, astype, zeros
+from cudnn_fe.core.arrays import is_jax
 from cudnn_fe.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def causal_conv1d_update(
     """
     rows, _, slots, _ = problem.extents
     slot = arange(xp, rows, x) if conv_state_indices is None else astype(conv_state_indices, "int32")
-    if conv_state_indices is not None and concrete(xp):
+    if conv_state_indices is not None and not is_jax(xp):
         _check_slots(slot, slots)
     active = (slot >= 0) & (slot < slots)
     safe = xp.clip(slot, 0, max(slots - 1, 0))

@@ -11,9 +11,9 @@ from cudnn_fe.core.block_scale.formats import BFLOAT16_NOTE
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import StrideError
 from cudnn_fe.core.op import Op, TensorRule
-from cudnn_fe.core.require import require_same_device, require_shape
+from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
-from cudnn_fe.gemm.operands import OPERAND_LAYOUT, require_dtype
+from cudnn_fe.gemm.operands import OPERAND_LAYOUT
 from cudnn_fe.gemm.scaled import ELEMENTS, FLOATS, PACKED_LAYOUT, RESULTS, SCALES
 from cudnn_fe.gemm.scaled_kernels import scaled_kernels
 from cudnn_fe.gemm.srelu.problem import SreluProblem, shared_fields
@@ -38,7 +38,7 @@ class GemmDsrelu(SreluProblem):
         problem = cls(**shared_fields(tuple(quantised), prob, norm_const, options, "d_major"), c=c)
         m, n, _, batch = problem.extents
         require_shape(c, (m, n, batch), "(M, N, L)")
-        require_dtype(c, FLOATS)
+        require_dtype(c, *FLOATS)
         require_same_device(problem.a, c)
         if c.size and not c.dense_in(1 if problem.major == "n" else 0):
             raise StrideError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.gemm.arrays import astype
+from cudnn_fe.core.arrays import astype
 from cudnn_fe.gemm.scaled_arrays import finished, scaled_product
 from cudnn_fe.gemm.srelu.reference import rectified
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal, Self
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, ShapeError
 from cudnn_fe.core.op import Op, Problem, TensorRule
-from cudnn_fe.core.require import require_same_device, require_shape
+from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.gemm.dswiglu.kernels import KERNELS
-from cudnn_fe.gemm.operands import OPERAND_LAYOUT, matrix_output, require_dtype, require_major, stack_calls
+from cudnn_fe.gemm.operands import OPERAND_LAYOUT, matrix_output, require_major, stack_calls
 
 __all__ = ["DSWIGLU", "Dswiglu"]
 
@@ -45,7 +45,7 @@ class Dswiglu(Problem):
         require_shape(dc, (m, n // 2, batch), "(M, N/2, L)")
         for spec in (ab12, dc, upstream):
             if spec is not None:
-                require_dtype(spec, FLOATS)
+                require_dtype(spec, *FLOATS)
                 require_major(spec, "(M, N, L)")
         if upstream is not None:
             require_shape(upstream, (m, n, batch), "(M, N, L)")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.gemm.arrays import astype, interleave, sigmoid, split_pairs
+from cudnn_fe.core.arrays import astype, sigmoid
+from cudnn_fe.core.pairs import interleave, split_pairs
 
 if TYPE_CHECKING:
     from cudnn_fe.gemm.dswiglu.op import Dswiglu

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cudnn_fe.core.arrays import astype
 from cudnn_fe.core.codecs import round_to_tf32, to_bfloat16
-from cudnn_fe.gemm.arrays import astype, batched_product
+from cudnn_fe.gemm.arrays import batched_product
 
 if TYPE_CHECKING:
     from cudnn_fe.gemm.mhc_projection.op import MhcProjection

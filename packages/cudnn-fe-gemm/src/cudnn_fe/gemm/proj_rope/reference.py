@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cudnn_fe.core.arrays import astype
 from cudnn_fe.core.block_scale import MXFP8_E4M3, dequantize, quantize_rows_and_columns
 from cudnn_fe.core.codecs import from_codes, to_bfloat16
-from cudnn_fe.gemm.arrays import astype, batched_product
+from cudnn_fe.gemm.arrays import batched_product
 
 if TYPE_CHECKING:
     from cudnn_fe.gemm.proj_rope.op import GemmProjRope

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.core.arrays import astype
 from cudnn_fe.core.call import call
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gradient import Gradient
 from cudnn_fe.core.tensor import spec_of
-from cudnn_fe.gemm.arrays import astype
 from cudnn_fe.gemm.dsrelu.op import DSRELU
 from cudnn_fe.gemm.scaled import FLOATS
 

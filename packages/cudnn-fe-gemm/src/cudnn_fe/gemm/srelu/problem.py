@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cudnn_fe.core.require import require_same_device, require_shape
+from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.gemm.hints import check_scaled_hints
-from cudnn_fe.gemm.operands import require_dtype
 from cudnn_fe.gemm.scaled import QuantisingProblem, quantising_fields
 
 __all__ = ["SreluProblem", "shared_fields"]
@@ -38,6 +37,6 @@ def shared_fields(
     assert prob is not None
     check_scaled_hints(options["mma_tiler_mn"], options["cluster_shape_mn"], _TILE_NS, paired=True)
     require_shape(prob, (a.shape[0], 1, a.shape[2]), "(M, 1, L)")
-    require_dtype(prob, ("float32",))
+    require_dtype(prob, "float32")
     require_same_device(a, prob)
     return {**fields, "prob": prob}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.core.arrays import astype
 from cudnn_fe.core.call import Permuted
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.gradient import Gradient
-from cudnn_fe.gemm.arrays import astype, widen_fp8
+from cudnn_fe.gemm.arrays import widen_fp8
 from cudnn_fe.gemm.dswiglu import dswiglu
 from cudnn_fe.gemm.matmul import matmul
 

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Literal, Self
 from cudnn_fe.core.dtypes import DType, dtype
 from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError, ShapeError
 from cudnn_fe.core.op import Op, TensorRule
+from cudnn_fe.core.pairs import PAIR_BLOCK
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe.gemm.hints import check_tile_hints
 from cudnn_fe.gemm.kernels import gemm_kernels
 from cudnn_fe.gemm.operands import OPERAND_LAYOUT, major_of, matrix_output, require_matrices
 from cudnn_fe.gemm.problem import GemmProblem
 
-__all__ = ["BLOCK", "FORWARD", "GemmSwiglu", "require_pairs", "require_positive"]
+__all__ = ["FORWARD", "GemmSwiglu", "require_pairs", "require_positive"]
 
-BLOCK = 32  # columns of value, then of gate, that alternate along N
 
 OPERANDS = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")
 HALVES = ("float16", "bfloat16")
@@ -81,11 +81,11 @@ class GemmSwiglu(GemmProblem):
 
 def require_pairs(b: TensorSpec) -> None:
     """Raises ShapeError unless B's rows are whole pairs of blocks."""
-    if b.shape[0] % (2 * BLOCK):
+    if b.shape[0] % (2 * PAIR_BLOCK):
         raise ShapeError(
             b.name,
             got=f"N = {b.shape[0]}",
-            wanted=f"a multiple of {2 * BLOCK}: blocks of {BLOCK} value and {BLOCK} gate columns",
+            wanted=f"a multiple of {2 * PAIR_BLOCK}: blocks of {PAIR_BLOCK} value and {PAIR_BLOCK} gate columns",
             remedy="pad the weight to whole pairs of blocks",
         )
 

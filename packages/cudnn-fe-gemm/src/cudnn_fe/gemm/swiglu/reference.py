@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.gemm.arrays import astype, batched_product, swiglu
+from cudnn_fe.core.arrays import astype
+from cudnn_fe.gemm.arrays import batched_product, swiglu
 
 if TYPE_CHECKING:
     from cudnn_fe.gemm.swiglu.op import GemmSwiglu

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cudnn_fe.core.arrays import astype, sigmoid
 from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.gemm.arrays import astype, sigmoid
 
 if TYPE_CHECKING:
     from cudnn_fe.gemm.swiglu_mlp.op import SwigluMlp, SwigluMlpBackward

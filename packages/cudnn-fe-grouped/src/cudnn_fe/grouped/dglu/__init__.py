@@ -324,7 +324,6 @@ def grouped_gemm_glu_jax_backward(
     """
     from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
 
-    del sf_vec_size
     out = grouped_gemm_glu_backward(
         as_jax("a_tensor", a_tensor),
         c_tensor,
@@ -347,6 +346,7 @@ def grouped_gemm_glu_jax_backward(
         mma_tiler_mn=mma_tiler_mn,
         cluster_shape_mn=cluster_shape_mn,
         vector_f32=vector_f32,
+        sf_vec_size=16 if sfa_tensor is None else sf_vec_size,
         discrete_col_sfd=discrete_col_sfd,
         act_func=act_func,
         linear_offset=linear_offset,

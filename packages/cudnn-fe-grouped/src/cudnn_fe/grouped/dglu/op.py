@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.op import Op, TensorRule
+from cudnn_fe.core.pairs import PAIR_BLOCK
 from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec
-from cudnn_fe.grouped.arrays import BLOCK
 from cudnn_fe.grouped.glu.op import Activation, activation
 from cudnn_fe.grouped.kernels import DGLU_KERNELS
 from cudnn_fe.grouped.operands import (
@@ -70,7 +70,7 @@ class GroupedGemmDglu(GroupedRows):
         act, kind = activation(str(options["act_func"]).removeprefix("d")), output_dtype(options["d_dtype"], "d_dtype")
         problem = cls(**fields, c_tensor=c, beta_tensor=beta, act_func=act, d_dtype=kind)
         m, n, _, count = problem.extents
-        require_multiple(problem.b_tensor.name, n, BLOCK, f"blocks of {BLOCK} columns")
+        require_multiple(problem.b_tensor.name, n, PAIR_BLOCK, f"blocks of {PAIR_BLOCK} columns")
         require_rows(c, (m, 2 * n), "(M, 2N)", *FLOATS)
         require_rows(beta, (count,), "(L,)", "float32")
         require_same_device(problem.a_tensor, c, beta)

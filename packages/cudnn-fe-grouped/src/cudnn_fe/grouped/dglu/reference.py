@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.core.arrays import astype, rounded
+from cudnn_fe.core.pairs import interleave, split_pairs
 from cudnn_fe.grouped.activation import gated_derivative
-from cudnn_fe.grouped.arrays import interleave, split_pairs
 from cudnn_fe.grouped.groups import grouped_product, groups_of, keep, of_rows, sum_rows
 from cudnn_fe.grouped.unfused.reference import empty
 from cudnn_fe.grouped.weights import dense_weights

@@ -17,15 +17,15 @@ from cudnn_fe.core.cute.arguments import fake_tensor
 from cudnn_fe.core.cute.epilogue_sm90 import BlockPlace, Output, ReadingEpilogue, fragment_row
 from cudnn_fe.core.cute.gemm_sm90 import GemmSm90
 from cudnn_fe.core.cute.numerics import element_type
-from cudnn_fe.grouped.arrays import BLOCK
+from cudnn_fe.core.pairs import PAIR_BLOCK
 from cudnn_fe.grouped.dglu.portable_sums import add_column_parts, add_row_parts, part_place
 from cudnn_fe.grouped.kernel_spec import RowsSpec
 from cudnn_fe.grouped.launch_sm90 import fake_vector, fake_weights, row_groups, row_tables, tensors_and_scalars
 
 __all__ = ["PART_COLUMNS", "PART_ROWS", "fake_arguments", "launcher"]
 
-PART_COLUMNS, PART_ROWS = BLOCK, 16  # of the product that one part of dprob, and of dbias, sums: a warp's share
-_PAIRS = BLOCK // 8  # pairs of neighbouring columns that a thread has of a block's row
+PART_COLUMNS, PART_ROWS = PAIR_BLOCK, 16  # of the product that one part of dprob, and of dbias, sums: a warp's share
+_PAIRS = PAIR_BLOCK // 8  # pairs of neighbouring columns that a thread has of a block's row
 
 
 class _Operands(NamedTuple):
@@ -43,8 +43,8 @@ def launcher(spec: RowsSpec) -> Any:
     """
     again = "activation" in spec.wanted
     d_dtype, _, _, again_dtype = spec.gemm.out_dtypes
-    outputs = (Output(d_dtype, "n", 2 * BLOCK), *([Output(again_dtype, "n", BLOCK)] if again else []))
-    gemm = GemmSm90(spec.gemm, outputs, _Gradients(spec), BLOCK, row_groups(spec))
+    outputs = (Output(d_dtype, "n", 2 * PAIR_BLOCK), *([Output(again_dtype, "n", PAIR_BLOCK)] if again else []))
+    gemm = GemmSm90(spec.gemm, outputs, _Gradients(spec), PAIR_BLOCK, row_groups(spec))
 
     @cute.jit
     def launch(stream: CUstream, *arguments: Any, **scalars: Any) -> None:
@@ -85,7 +85,7 @@ class _Gradients(ReadingEpilogue):
 
     def __init__(self, spec: RowsSpec) -> None:
         assert spec.c_dtype is not None
-        self.spec, self.source = spec, Output(spec.c_dtype, "n", 2 * BLOCK)
+        self.spec, self.source = spec, Output(spec.c_dtype, "n", 2 * PAIR_BLOCK)
 
     def __call__(
         self, block: cute.Tensor, where: BlockPlace, given: _Operands, read: cute.Tensor
@@ -154,7 +154,7 @@ def _store_column_parts(parts: cute.Tensor, d: cute.Tensor, kept: list[Int32], w
         mine = [cutlass.select_(upper, right, left) for left, right in zip(low, high, strict=True)]
         sums = [own + cute.arch.shuffle_sync_bfly(other, bit) for own, other in zip(mine, given, strict=True)]
     row = where.row + where.thread // 32 * PART_ROWS
-    column = 2 * where.column + 8 * (lane // 4 % 2 + lane // 8 % 2 * 2) + lane // 16 * BLOCK + lane % 4 * 2
+    column = 2 * where.column + 8 * (lane // 4 % 2 + lane // 8 % 2 * 2) + lane // 16 * PAIR_BLOCK + lane % 4 * 2
     place = part_place(where.begin, where.batch, PART_ROWS) + (row - where.begin) // PART_ROWS
     if row < where.end and 2 * where.column < Int32(parts.shape[1]):
         parts[place, column] = sums[0]

@@ -255,7 +255,6 @@ def grouped_gemm_glu_jax_forward(
     """
     from cudnn_fe.core.jax import as_jax  # the caller asks for JAX
 
-    del sf_vec_size
     out = grouped_gemm_glu_forward(
         as_jax("a_tensor", a_tensor),
         sfa_tensor,
@@ -275,6 +274,7 @@ def grouped_gemm_glu_jax_forward(
         mma_tiler_mn=mma_tiler_mn,
         cluster_shape_mn=cluster_shape_mn,
         vector_f32=vector_f32,
+        sf_vec_size=16 if sfa_tensor is None else sf_vec_size,
         discrete_col_sfd=discrete_col_sfd,
         act_func=act_func,
         linear_offset=linear_offset,

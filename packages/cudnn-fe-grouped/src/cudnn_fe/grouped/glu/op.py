@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal, Self
 from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.op import Op, TensorRule
+from cudnn_fe.core.pairs import PAIR_BLOCK
 from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec
-from cudnn_fe.grouped.arrays import BLOCK
 from cudnn_fe.grouped.kernels import rows_kernels
 from cudnn_fe.grouped.operands import (
     FLOATS,
@@ -76,7 +76,9 @@ class GroupedGemmGlu(GroupedRows):
         act = activation(options["act_func"])
         problem = cls(**fields, bias_tensor=bias, act_func=act, generate_c=bool(options["generate_c"]))
         _, n, _, count = problem.extents
-        require_multiple(problem.b_tensor.name, n, 2 * BLOCK, f"blocks of {BLOCK} gate and {BLOCK} up columns")
+        require_multiple(
+            problem.b_tensor.name, n, 2 * PAIR_BLOCK, f"blocks of {PAIR_BLOCK} gate and {PAIR_BLOCK} up columns"
+        )
         require_bias(bias, n, count)
         require_same_device(problem.a_tensor, bias)
         return problem

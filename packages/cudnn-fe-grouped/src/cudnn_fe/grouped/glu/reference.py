@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.core.arrays import astype
+from cudnn_fe.core.pairs import split_pairs
 from cudnn_fe.grouped.activation import gated
-from cudnn_fe.grouped.arrays import split_pairs
 from cudnn_fe.grouped.groups import grouped_product, groups_of, keep, of_rows
 from cudnn_fe.grouped.unfused.reference import bias_of_rows, empty
 from cudnn_fe.grouped.weights import dense_weights

@@ -9,7 +9,7 @@ from cutlass import Float32, cute
 
 from cudnn_fe.core.cute.epilogue_sm90 import Output
 from cudnn_fe.core.cute.gemm_sm90 import GemmSm90
-from cudnn_fe.grouped.arrays import BLOCK
+from cudnn_fe.core.pairs import PAIR_BLOCK
 from cudnn_fe.grouped.epilogues_sm90 import gated_epilogue
 from cudnn_fe.grouped.kernel_spec import RowsSpec
 from cudnn_fe.grouped.launch_sm90 import fake_forward, forward_parts, row_groups, tensors_and_scalars, written
@@ -20,8 +20,8 @@ __all__ = ["fake_arguments", "launcher"]
 def launcher(spec: RowsSpec) -> Any:
     """The jitted ``launch(stream, a, b, offsets, alpha, prob, [bias], d, c, linear_offset)`` of this spec."""
     d_dtype, *c_dtype = written(spec)
-    outputs = (Output(d_dtype, "n", BLOCK), *(Output(kind, "n", 2 * BLOCK) for kind in c_dtype))
-    gemm = GemmSm90(spec.gemm, outputs, gated_epilogue(spec), 2 * BLOCK, row_groups(spec))
+    outputs = (Output(d_dtype, "n", PAIR_BLOCK), *(Output(kind, "n", 2 * PAIR_BLOCK) for kind in c_dtype))
+    gemm = GemmSm90(spec.gemm, outputs, gated_epilogue(spec), 2 * PAIR_BLOCK, row_groups(spec))
 
     @cute.jit
     def launch(stream: CUstream, *arguments: Any, **scalars: Any) -> None:

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Self
 
 from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.op import Op, Problem, TensorRule
+from cudnn_fe.core.pairs import PAIR_BLOCK
 from cudnn_fe.core.require import require_same_device
 from cudnn_fe.core.tensor import TensorSpec
-from cudnn_fe.grouped.arrays import BLOCK
 from cudnn_fe.grouped.glu.op import Activation, activation
 from cudnn_fe.grouped.glu_gradient.kernels import KERNELS
 from cudnn_fe.grouped.operands import FLOATS, output, output_dtype, require_experts, require_multiple, require_rows
@@ -44,7 +44,7 @@ class GluGradient(Problem):
         assert prob is not None
         c.require_rank(2, "(M, N)")
         m, n = c.shape
-        require_multiple(c.name, n, 2 * BLOCK, f"blocks of {BLOCK} gate and {BLOCK} up columns")
+        require_multiple(c.name, n, 2 * PAIR_BLOCK, f"blocks of {PAIR_BLOCK} gate and {PAIR_BLOCK} up columns")
         require_rows(c, (m, n), "(M, N)", *FLOATS)
         require_rows(dd, (m, n // 2), "(M, N/2)", *FLOATS)
         count = require_experts(offsets)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.core.arrays import astype
+from cudnn_fe.core.pairs import interleave, split_pairs
 from cudnn_fe.grouped.activation import gated_derivative
-from cudnn_fe.grouped.arrays import interleave, split_pairs
 from cudnn_fe.grouped.groups import keep, of_rows, owners_of
 
 if TYPE_CHECKING:

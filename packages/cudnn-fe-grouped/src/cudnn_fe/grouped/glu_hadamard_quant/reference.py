@@ -9,7 +9,7 @@ import numpy as np
 from cudnn_fe.core.arrays import astype, cast, hadamard, is_jax, rounded, sigmoid
 from cudnn_fe.core.block_scale import NVFP4, BlockFormat, quantize, swizzle_scales
 from cudnn_fe.core.codecs import E2M1, E4M3, decode, encode, format_of, from_codes, pack_fp4
-from cudnn_fe.grouped.arrays import split_pairs
+from cudnn_fe.core.pairs import split_pairs
 from cudnn_fe.grouped.glu_hadamard.reference import blocks_of_rows
 from cudnn_fe.grouped.groups import Groups, groups_of, keep
 from cudnn_fe.grouped.scaled.pieces import ends_of, nothing, rectified

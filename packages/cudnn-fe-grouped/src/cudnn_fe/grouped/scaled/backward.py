@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
+from cudnn_fe.core.pairs import PAIR_BLOCK
 from cudnn_fe.core.require import require_one_of, require_same_device
 from cudnn_fe.core.tensor import TensorSpec
-from cudnn_fe.grouped.arrays import BLOCK
 from cudnn_fe.grouped.operands import output, require_multiple, require_rows
 from cudnn_fe.grouped.scaled.forward import GLU, require_clamp
 from cudnn_fe.grouped.scaled.problem import RESULTS, ScaledRows, scaled_fields
@@ -71,7 +71,7 @@ class ScaledBackward(ScaledRows):
         )
         m, n, _, count = problem.extents
         if problem.gated:
-            require_multiple(problem.b_tensor.name, n, BLOCK, f"blocks of {BLOCK} columns")
+            require_multiple(problem.b_tensor.name, n, PAIR_BLOCK, f"blocks of {PAIR_BLOCK} columns")
         require_rows(c, (m, problem.width), "(M, 2N)" if problem.gated else "(M, N)", *RESULTS)
         if beta is not None:
             require_rows(beta, (count,), "(L,)", "float32")

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from cudnn_fe.core.dtypes import DType
 from cudnn_fe.core.errors import OptionError
+from cudnn_fe.core.pairs import PAIR_BLOCK
 from cudnn_fe.core.require import require_one_of, require_same_device
 from cudnn_fe.core.tensor import TensorSpec
-from cudnn_fe.grouped.arrays import BLOCK
 from cudnn_fe.grouped.operands import output, output_dtype, require_bias, require_multiple, require_rows
 from cudnn_fe.grouped.scaled.problem import RESULTS, ScaledRows, scaled_fields
 
@@ -97,7 +97,7 @@ def forward_fields(
     a, b = fields["a_tensor"], fields["b_tensor"]
     n = fields["n"] or b.shape[1]
     if options["epilogue"] in GLU:
-        require_multiple(b.name, n, 2 * BLOCK, f"blocks of {BLOCK} gate and {BLOCK} up columns")
+        require_multiple(b.name, n, 2 * PAIR_BLOCK, f"blocks of {PAIR_BLOCK} gate and {PAIR_BLOCK} up columns")
     require_bias(bias, n, fields["padded_offsets"].shape[0])
     if row_scale is not None:
         require_rows(row_scale, a.shape[:1], "(M,)", "float32")

@@ -13,8 +13,8 @@ from cudnn_fe.core.codecs.bits import namespace_of
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import NotYetSupportedError
 from cudnn_fe.core.gradient import Gradient
+from cudnn_fe.core.pairs import interleave, split_pairs
 from cudnn_fe.grouped.activation import gated_derivative
-from cudnn_fe.grouped.arrays import interleave, split_pairs
 from cudnn_fe.grouped.groups import keep, of_rows, owners_of
 from cudnn_fe.grouped.linear import contiguous
 from cudnn_fe.grouped.row_sums import row_sums

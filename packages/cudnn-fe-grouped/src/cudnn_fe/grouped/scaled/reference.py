@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudnn_fe.core.arrays import astype, cast
+from cudnn_fe.core.pairs import split_pairs
 from cudnn_fe.grouped.activation import gated
-from cudnn_fe.grouped.arrays import split_pairs
 from cudnn_fe.grouped.groups import Groups, groups_of, keep, of_rows
 from cudnn_fe.grouped.scaled.pieces import ends_of, finished, largest, nothing, rectified, scaled_product
 from cudnn_fe.grouped.unfused.reference import bias_of_rows

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudnn_fe.core.arrays import astype, cast
+from cudnn_fe.core.pairs import interleave, split_pairs
 from cudnn_fe.grouped.activation import gated_derivative
-from cudnn_fe.grouped.arrays import interleave, split_pairs
 from cudnn_fe.grouped.groups import Groups, groups_of, keep, of_rows, sum_rows
 from cudnn_fe.grouped.scaled.pieces import (
     column_quantised,

@@ -24,6 +24,7 @@ __all__ = [
     "Sign",
     "check_samples",
     "compact",
+    "default_scale",
     "deliver",
     "require_finite",
     "require_flag",
@@ -182,10 +183,15 @@ def require_finite(value: Any, name: str) -> float:
     return float(value)
 
 
+def default_scale(q: Any) -> float:
+    """``D ** -0.5`` of queries whose last dim is D; 1 for what has no dims, which the contract refuses by name."""
+    return 1.0 / math.sqrt(max((getattr(q, "shape", None) or (1,))[-1], 1))
+
+
 def softmax_factor(q: Any, given: Any, name: str = "softmax_scale", sign: Sign = "any") -> float:
     """The factor of scores: a finite number of that sign, or ``D ** -0.5`` of queries whose last dim is D."""
     if given is None:
-        return 1.0 / math.sqrt(max(q.shape[-1], 1))
+        return default_scale(q)
     if sign == "positive":
         return require_finite_positive(given, name)
     factor = require_finite(given, name)

@@ -224,9 +224,10 @@ def gated_attention_block_backward(
     check_recompute(recompute)
     check_lengths(saved, seq_lens, thd=thd)
     weights = (w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o)
+    frozen(geometry)  # asks whether it is one
     needs = (True, True, True, geometry.qk_norm)
     if hasattr(saved.h, "requires_grad"):
-        asked = [x is not None and x.requires_grad for x in (saved.h, w_qkvg, w_o, w_q_norm, w_k_norm)]
+        asked = [getattr(x, "requires_grad", False) for x in (saved.h, w_qkvg, w_o, w_q_norm, w_k_norm)]
         needs = (asked[0], asked[1], asked[2], asked[3] or asked[4])
     results = gradients(dy, saved, weights, geometry, needs, scaling, stream=current_stream, backend=backend)
     return TupleDict({name: results[name] for name in _RESULTS})  # the class hands out the numbers

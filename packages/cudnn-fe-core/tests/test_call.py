@@ -124,3 +124,10 @@ def test_eight_threads_may_call_a_fresh_op_at_once(framework: Any) -> None:
         sys.setswitchinterval(interval)
     for i, y in enumerate(results):
         assert rel_rms(y, 2 * normal((3 + i % 4, 5), seed=i)) == 0.0
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_required_operand_that_is_none_is_named(framework: Any) -> None:
+    bias = convert(normal((7,)), framework)
+    with pytest.raises(OptionError, match=r"^x: got None, wanted a tensor; pass the documented operand"):
+        toy(None, bias)

@@ -10,7 +10,7 @@ from cudnn_fe.core import choose as module
 from cudnn_fe.core.choose import choose
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.core.errors import BackendError, MissingDeviceError
+from cudnn_fe.core.errors import BackendError, MissingDeviceError, UnknownBackendError
 from cudnn_fe.core.settings import override
 from cudnn_fe.core.tensor import TensorSpec
 from cudnn_fe_testkit.toy import Toy, ToySpec, kernel, toy_op
@@ -66,7 +66,7 @@ def test_an_op_without_kernels_says_so_on_a_gpu_and_runs_on_a_cpu() -> None:
 @pytest.mark.parametrize("place", ["cpu", "cuda:0"])
 def test_an_unknown_backend_is_refused_with_the_list(place: str) -> None:
     with pytest.raises(
-        BackendError, match=r"^backend: got 'fast', wanted auto or one of reference, sm90, portable, sm100"
+        UnknownBackendError, match=r"^backend: got 'fast', wanted auto or one of reference, sm90, portable, sm100"
     ):
         choose(OP, problem(2, place), "fast", on=H200 if place == "cuda:0" else None)
 

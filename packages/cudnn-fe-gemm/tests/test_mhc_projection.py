@@ -14,7 +14,17 @@ import pytest
 import torch
 
 import cudnn
-from cudnn_fe.core.errors import DTypeError, NotCompiledError, NotYetSupportedError, OptionError, ShapeError
+from cudnn_fe.core.errors import (
+    AliasError,
+    AlignmentError,
+    DeviceError,
+    DTypeError,
+    NotCompiledError,
+    NotYetSupportedError,
+    OptionError,
+    ShapeError,
+    StrideError,
+)
 from cudnn_fe.gemm import mhc_projection_backward, mhc_projection_jax_backward
 from cudnn_fe_testkit.hyper_connections import NAMES, case, exact, tensor
 
@@ -99,6 +109,22 @@ def test_class() -> None:
     assert all(torch.equal(a, b) for a, b in zip(outs, wanted, strict=True))
     with pytest.raises(ShapeError, match="workspace"):
         op.execute(*tensors, *outs, workspace[:-1])
+    for wrong, error, message in (
+        (None, OptionError, "workspace: got None"),
+        (workspace.view(torch.float32), DTypeError, "workspace: got float32, wanted 73728 contiguous uint8"),
+        (torch.empty(2 * len(workspace), dtype=torch.uint8)[::2], ShapeError, "workspace: got"),
+        (torch.empty(len(workspace) + 1, dtype=torch.uint8)[1:], AlignmentError, "workspace: got"),
+        (workspace.to("meta"), DeviceError, "workspace: got meta"),
+        (tensors[0].view(-1).view(torch.uint8).new_empty(0), ShapeError, "workspace: got"),
+    ):
+        with pytest.raises(error, match=message):
+            op.execute(*tensors, *outs, wrong)
+    shared = torch.empty(len(workspace) + 4 * N * K, dtype=torch.uint8)
+    inside = shared[-4 * N * K :].view(torch.float32).view(N, K)
+    with pytest.raises(AliasError, match="workspace: got bytes that overlap those of dweight"):
+        op.execute(*tensors, outs[0], inside, shared)
+    with pytest.raises(AliasError, match="dx: got bytes that overlap those of x"):
+        op.execute(*tensors, tensors[0], outs[1], workspace)
     with pytest.raises(ShapeError, match="dweight"):
         cudnn.MhcProjectionBackward(*tensors, outs[0], outs[0], allow_tf32=True).check_support()
 
@@ -125,6 +151,16 @@ def test_refusals() -> None:
         backward(**{**given, "r": given["r"][:5]})
     with pytest.raises(DTypeError, match="x: got float32, wanted bfloat16"):
         backward(**{**given, "x": given["x"].astype(np.float32)})
+    with pytest.raises(OptionError, match="x: got None"):
+        backward(**{**given, "x": None})
+    with pytest.raises(OptionError, match="backend: got 'other'"):
+        backward(**given, backend="other")
+    with pytest.raises(DTypeError, match="r: got float64"):
+        backward(**{**given, "r": given["r"].astype(np.float64)})
+    with pytest.raises(StrideError, match="x: got strides"):
+        backward(**{**given, "x": np.asfortranarray(given["x"])})
     tensors = [tensor(given[name]) for name in NAMES]
+    with pytest.raises(DeviceError, match="weight: got meta, wanted cpu"):
+        backward(tensors[0], tensors[1].to("meta"), *tensors[2:], allow_tf32=True)
     with pytest.raises(OptionError, match="backend"):
         cudnn.MhcProjectionBackward(*tensors, tensors[0], tensors[1], allow_tf32=True, backend="x").check_support()

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import cudnn
-from cudnn_fe.core.errors import DTypeError, NotCompiledError, OptionError, ShapeError, StrideError
+from cudnn_fe.core.errors import DeviceError, DTypeError, NotCompiledError, OptionError, ShapeError, StrideError
 from cudnn_fe.gemm import gemm_proj_rope_mxfp8_forward, gemm_proj_rope_mxfp8_jax_forward
 from cudnn_fe_testkit import block_scale as exact
 
@@ -200,5 +200,19 @@ def test_refusals() -> None:
         forward(*plain, cos, sin, w_out_in=False)
     with pytest.raises(ShapeError, match="one per 32 along K"):
         forward(x, w, cos, sin, x_scale[:, :1].copy(), w_scale)
+    with pytest.raises(ShapeError, match="one per 32 along K"):
+        forward(x, w, cos, sin, x_scale, w_scale[:, :1].copy())
+    with pytest.raises(DTypeError, match="x_scale: got float32"):
+        forward(x, w, cos, sin, x_scale.astype(np.float32), w_scale)
+    with pytest.raises(DTypeError, match="cos: got float32"):
+        forward(*plain, cos.astype(np.float32), sin)
+    with pytest.raises(ShapeError, match=r"sin: got \(5, 64\)"):
+        forward(*plain, cos, sin[:5])
+    with pytest.raises(ShapeError, match="x: got shape"):
+        forward(plain[0][0], plain[1], cos, sin)
+    with pytest.raises(OptionError, match="w: got None"):
+        forward(plain[0], None, cos, sin)
+    with pytest.raises(DeviceError, match="w: got meta"):
+        forward(as_torch(plain[0]), as_torch(plain[1]).to("meta"), as_torch(cos), as_torch(sin))
     with pytest.raises(StrideError, match="contiguous"):
         forward(np.asfortranarray(plain[0]), plain[1], cos, sin)

@@ -248,6 +248,111 @@ def test_refusals(cases: Cases) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"b": None}, "b: got None, wanted a tensor"),
+        ({"a": 1}, "a: got builtins.int"),
+        ({"a": lambda v: v["a"][:, :, 0]}, r"a: got shape \(130, 176\) with 2 dims"),
+        ({"b": lambda v: v["b"][:, :32]}, r"b: got \(22, 32, 2\), wanted \(N, K, L\)"),
+        ({"b": lambda v: v["b"].view(torch.float8_e5m2)}, "b: got float8_e5m2, wanted float8_e4m3fn"),
+        ({"a": lambda v: v["a"].float()}, "a: got float32, wanted one of float8_e4m3fn"),
+        ({"b": lambda v: v["b"].to("meta")}, "b: got meta, wanted cpu"),
+        ({"sfa": lambda v: v["sfa"].to("meta")}, "sfa: got meta, wanted cpu"),
+        ({"sfa": lambda v: v["sfa"].flatten()}, "sfa: got shape .* with 1 dims, wanted 6 dims"),
+        ({"sfa": lambda v: v["sfa"][:, :, :, :, :1]}, r"sfa: got \(32, 4, 2, 4, 1, 2\)"),  # K' too small
+        ({"sfa": lambda v: v["sfa"].float()}, "sfa: got float32, wanted one of float8_e8m0fnu"),
+        ({"sfb": lambda v: v["sfb"].view(torch.float8_e4m3fn)}, "sfb: got float8_e4m3fn, wanted float8_e8m0fnu, as"),
+        ({"c_dtype": "int32"}, "c_dtype: got int32"),
+        ({"c_major": "k"}, "c_major: got 'k'"),
+        ({"sf_vec_size": True}, "sf_vec_size: got True"),
+        ({"mma_tiler_mn": (128, 64)}, r"mma_tiler_mn: got \(128, 64\)"),
+        ({"mma_tiler_mn": 128}, "mma_tiler_mn: got 128, wanted a pair of ints"),
+        ({"cluster_shape_mn": (3, 1)}, "cluster_shape_mn: got .* wanted 1, 2 or 4 each"),
+        ({"cluster_shape_mn": (8, 1)}, "cluster_shape_mn: got .* wanted 1, 2 or 4 each"),
+    ],
+)
+def test_amax_refuses(cases: Cases, change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = dict(zip(("a", "b", "sfa", "sfb"), cases["mxfp8_e4m3", L].operands("torch"), strict=True))
+    given |= {name: x(given) if callable(x) else x for name, x in change.items()}
+    operands = [given.pop(name) for name in ("a", "b", "sfa", "sfb")]
+    with pytest.raises(ValueError, match=message):
+        gemm.gemm_amax_forward(*operands, **given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prob": None}, "prob: got None"),
+        ({"prob": torch.ones(M, 1, L, dtype=torch.float64)}, "prob: got float64"),
+        ({"c": None}, "c: got None"),
+        ({"c": torch.ones(M, 5, L)}, r"c: got \(130, 5, 2\), wanted \(M, N, L\)"),
+        ({"c": torch.ones(M, N, L, dtype=torch.float64)}, "c: got float64"),
+        ({"c": torch.ones(M, N, L)}, "c: got strides .* wanted C contiguous along the same dim"),
+        ({"d_major": "k"}, "d_major: got 'k'"),
+        ({"d_dtype": "uint8"}, "d_dtype: got uint8"),
+        ({"alpha": torch.ones(1)}, "alpha: got torch.Tensor, wanted a number"),
+        ({"norm_const_tensor": torch.ones(2)}, r"norm_const: got \(2,\), wanted \(1,\)"),
+        ({"norm_const_tensor": torch.ones(1).double()}, "norm_const: got float64"),
+        ({"mma_tiler_mn": (128, 96)}, "mma_tiler_mn: got"),
+        ({"cluster_shape_mn": (3, 1)}, "cluster_shape_mn: got"),
+    ],
+)
+def test_dsrelu_refuses(cases: Cases, change: dict[str, Any], message: str) -> None:
+    case = cases["mxfp8_e4m3", L]
+    a, b, sfa, sfb = case.operands("torch")
+    prob, upstream = torch.from_numpy(case.prob), torch.from_numpy(case.upstream)
+    given: dict[str, Any] = {"c": upstream, "prob": prob, "sf_vec_size": 32} | change
+    with pytest.raises(ValueError, match=message):
+        gemm.gemm_srelu_backward(a, b, given.pop("c"), sfa, sfb, given.pop("prob"), **given)
+
+
+def test_classes_refuse_samples_of_other_results(cases: Cases) -> None:
+    case = cases["mxfp8_e4m3", L]
+    a, b, sfa, sfb = case.operands("torch")
+    prob, upstream, amax = torch.from_numpy(case.prob), torch.from_numpy(case.upstream), torch.zeros(1, 1, 1)
+
+    def matrix(n: int = N, kind: torch.dtype = torch.float32, *, m_major: bool = False) -> torch.Tensor:
+        return torch.empty(L, n, M, dtype=kind).permute(2, 1, 0) if m_major else torch.empty(L, M, n).permute(1, 2, 0)
+
+    def refused(message: str, make: Any, *samples: Any, **options: Any) -> None:
+        with pytest.raises(ValueError, match=message):
+            make(*samples, **options).check_support()
+
+    amaxes: Any = (legacy.GemmAmaxSm100, a, b, sfa, sfb)
+    refused(r"c_tensor: got \(130, 5, 2\), wanted \(130, 22, 2\)", *amaxes, matrix(5), amax)
+    refused("c_tensor: got .* compact, batch outermost", *amaxes, torch.empty(M, N, L), amax)
+    refused("c_dtype: got int32", *amaxes, torch.empty(L, M, N, dtype=torch.int32).permute(1, 2, 0), amax)
+    refused("amax_tensor: got float64", *amaxes, matrix(), amax.double())
+    refused(r"amax_tensor: got \(2,\), wanted one element", *amaxes, matrix(), torch.zeros(2))
+    srelus, options = (legacy.GemmSreluSm100, a, b), {"sf_vec_size": 32}
+    refused("c_tensor: got .* compact", *srelus, matrix(), matrix(m_major=True), sfa, sfb, prob, **options)
+    refused(r"d_tensor: got \(130, 5, 2\)", *srelus, matrix(), matrix(5), sfa, sfb, prob, **options)
+    refused(r"amax_tensor: got \(3,\)", *srelus, matrix(), matrix(), sfa, sfb, prob, None, torch.zeros(3), **options)
+    quantised = torch.empty(L, M, N, dtype=torch.float8_e4m3fn).permute(1, 2, 0)
+    sfd = torch.empty(L, 2, 1, 32, 4, 4, dtype=torch.float8_e8m0fnu)
+    small, other = sfd[:, :1], sfd.view(torch.float8_e4m3fn)
+    more: Any = (None, torch.ones(1))
+    refused("sfd_tensor: got", *srelus, matrix(), quantised, sfa, sfb, prob, small, *more, **options)
+    refused("sfd_tensor: got float8_e4m3fn", *srelus, matrix(), quantised, sfa, sfb, prob, other, *more, **options)
+    refused("norm_const_tensor: got None", *srelus, matrix(), quantised, sfa, sfb, prob, sfd, **options)
+    backs = (legacy.GemmDsreluSm100, a, b, upstream)
+    refused("dprob_tensor: got", *backs, matrix(), torch.zeros(M, 1, 1), sfa, sfb, prob, **options)
+    refused("dprob_tensor: got float64", *backs, matrix(), torch.zeros(M, 1, L).double(), sfa, sfb, prob, **options)
+    refused("same dim", *backs, matrix(m_major=True), torch.zeros(M, 1, L), sfa, sfb, prob, **options)
+
+
+def test_scales_as_bytes_and_row_factors_of_any_strides(cases: Cases) -> None:
+    case = cases["mxfp8_e4m3", L]
+    a, b, sfa, sfb = case.operands("torch")
+    wanted = gemm.gemm_amax_forward(a, b, sfa, sfb)["c_tensor"]
+    assert torch.equal(gemm.gemm_amax_forward(a, b, sfa.view(torch.int8), sfb.view(torch.int8))["c_tensor"], wanted)
+    prob = torch.from_numpy(case.prob)
+    turned = torch.empty(L, 1, M).permute(2, 1, 0).copy_(prob)
+    plain, other = (gemm.gemm_srelu_forward(a, b, sfa, sfb, p, sf_vec_size=32)["d_tensor"] for p in (prob, turned))
+    assert torch.equal(plain, other)
+
+
+@pytest.mark.parametrize(
     ("name", "parameters"),
     [
         ("gemm_amax_wrapper_sm100", "a_tensor b_tensor sfa_tensor sfb_tensor c_major c_dtype acc_dtype mma_tiler_mn "

@@ -7,7 +7,6 @@ Operands are such that every sum is exact in float32, in whatever order: what th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ import cudnn_fe.gemm
 from cudnn_fe.core.block_scale import BLOCK_FORMATS, atom_view, dequantize, swizzle_scales, unswizzle_scales
 from cudnn_fe.core.codecs import encode, pack_fp4
 from cudnn_fe.core.settings import override
+from cudnn_fe_testkit.scaled_gpu import both, cuda, differing, main_loops, to_cpu
 
 pytestmark = pytest.mark.gpu
 
@@ -44,12 +44,7 @@ SHAPES = (
 )
 
 
-@pytest.fixture(params=["sm90", "portable"])
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "sm90" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("written for compute capability 9.0")
-    with override(backend=request.param):
-        yield request.param
+backend = main_loops
 
 
 def operand(generator: torch.Generator, rows: int, shape: Shape, m_major: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,37 +73,16 @@ def operands(shape: Shape) -> dict[str, Any]:
     prob = torch.randint(-3, 4, (shape.m, 1, shape.batch), generator=generator).float() / 4
     upstream = torch.randint(-4, 5, (shape.batch, shape.m, shape.n), generator=generator).to(torch.bfloat16)
     upstream = upstream.transpose(1, 2).contiguous().transpose(1, 2) if shape.m_major else upstream
-    return {"a": a, "b": b, "sfa": sfa, "sfb": atom_view(sfb), "prob": prob, "c": upstream.permute(1, 2, 0)}
+    return {
+        "a_tensor": a, "b_tensor": b, "sfa_tensor": sfa, "sfb_tensor": atom_view(sfb), "prob_tensor": prob,
+        "c_tensor": upstream.permute(1, 2, 0),
+    }  # fmt: skip
 
 
-def cuda(x: Any) -> Any:
-    if x is None:
-        return None
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda").copy_(x)
-
-
-def same(got: Any, wanted: Any) -> bool:
-    if got is None or wanted is None:
-        return got is None and wanted is None
-    return got.stride() == wanted.stride() and torch.equal(
-        got.cpu().contiguous().view(-1).view(torch.uint8), wanted.contiguous().view(-1).view(torch.uint8)
-    )
-
-
-def run(function: Any, given: dict[str, Any], names: str, place: Any, **options: Any) -> Any:
-    torch.empty(1 << 24, dtype=torch.uint8, device="cuda").fill_(0xFF)  # what the outputs are likely to get
-    norm = options.pop("norm_const_tensor", None)
-    more = {} if norm is None else {"norm_const_tensor": place(norm)}
-    return function(*(place(given[name]) for name in names.split()), **options, **more)
-
-
-def both(function: Any, given: dict[str, Any], names: str, **options: Any) -> tuple[Any, Any]:
-    with override(backend="reference"):
-        wanted = run(function, given, names, lambda x: x, **options)
-    got = run(function, given, names, cuda, **options)
-    again = run(function, given, names, cuda, **options)
-    assert all(same(x, None if y is None else y.cpu()) for x, y in zip(got, again, strict=True))
-    return got, wanted
+def given(shape: Shape, names: str = "") -> dict[str, Any]:
+    """A, B, their scales, and the operands named."""
+    every = operands(shape)
+    return {name: every[name] for name in ("a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor", *names.split())}
 
 
 def options_of(shape: Shape, result: str) -> dict[str, Any]:
@@ -122,65 +96,60 @@ def options_of(shape: Shape, result: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_amax(backend: str, shape: Shape) -> None:
-    given, major = operands(shape), "m" if shape.m_major else "n"
-    size = BLOCK_FORMATS[shape.kind].block
+    major, size = "m" if shape.m_major else "n", BLOCK_FORMATS[shape.kind].block
     for c_dtype in ("float32", "uint8" if shape.kind.endswith("fp4") else "float8_e4m3fn"):
-        got, wanted = both(
-            gemm.gemm_amax_forward, given, "a b sfa sfb", c_major=major, c_dtype=c_dtype, sf_vec_size=size
-        )
-        assert same(got[0], wanted[0]), c_dtype
-        assert same(got[1], wanted[1]), c_dtype
+        got, wanted = both(gemm.gemm_amax_forward, **given(shape), c_major=major, c_dtype=c_dtype, sf_vec_size=size)
+        assert differing(got, wanted) == [], c_dtype
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_srelu(backend: str, shape: Shape) -> None:
-    given, major = operands(shape), "m" if shape.m_major else "n"
-    options = options_of(shape, "d_dtype")
-    got, wanted = both(
-        gemm.gemm_srelu_forward, given, "a b sfa sfb prob", alpha=-0.5, c_dtype="float16", c_major=major, **options
-    )
-    assert [same(x, y) for x, y in zip(got, wanted, strict=True)] == [True] * 4
+    options = {"alpha": -0.5, "c_dtype": "float16", "c_major": "m" if shape.m_major else "n"}
+    operands = given(shape, "prob_tensor")
+    got, wanted = both(gemm.gemm_srelu_forward, **operands, **options, **options_of(shape, "d_dtype"))
+    assert differing(got, wanted) == []
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_dsrelu(backend: str, shape: Shape) -> None:
-    given, major = operands(shape), "m" if shape.m_major else "n"
-    options = options_of(shape, "d_dtype")
-    got, wanted = both(gemm.gemm_srelu_backward, given, "a b c sfa sfb prob", alpha=0.25, d_major=major, **options)
-    assert [same(got[i], wanted[i]) for i in (0, 2, 3)] == [True] * 3
+    options = {"alpha": 0.25, "d_major": "m" if shape.m_major else "n", **options_of(shape, "d_dtype")}
+    operands = given(shape, "c_tensor prob_tensor")
+    got, wanted = both(gemm.gemm_srelu_backward, **operands, **options)
+    assert [key for key in differing(got, wanted) if not key.startswith("dprob")] == []
     # Sums of squares may need more bits than float32 has: N terms in another order.
     with override(backend="reference"):
-        magnitude = run(gemm.gemm_srelu_backward, {**given, "c": given["c"].abs()}, "a b c sfa sfb prob",
-                        lambda x: x, alpha=0.25, d_major=major, **options)[1]  # fmt: skip
-    assert bool(((got[1].cpu() - wanted[1]).abs() <= shape.n * 2.0**-24 * magnitude).all())
+        sizes = gemm.gemm_srelu_backward(**operands | {"c_tensor": operands["c_tensor"].abs()}, **options)
+    error = (got["dprob_tensor"].cpu() - wanted["dprob_tensor"]).abs()
+    assert bool((error <= shape.n * 2.0**-24 * sizes["dprob_tensor"]).all())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_swiglu(backend: str, shape: Shape) -> None:
-    given, major = operands(shape), "m" if shape.m_major else "n"
-    names, options = "a b sfa sfb", {"alpha": 0.125, "c_major": major}
+    operands, options = given(shape), {"alpha": 0.125, "c_major": "m" if shape.m_major else "n"}
     size = BLOCK_FORMATS[shape.kind].block
-    got, wanted = both(gemm.gemm_swiglu_scaled_forward, given, names, c_dtype="float32", sf_vec_size=size, **options)
-    assert same(got[0], wanted[0])
-    gates = wanted[0].unflatten(1, (-1, 2, 32))[:, :, 1].flatten(1, 2).abs()
+    got, wanted = both(gemm.gemm_swiglu_scaled_forward, **operands, c_dtype="float32", sf_vec_size=size, **options)
+    assert [key for key in differing(got, wanted) if key.startswith("ab12")] == []
+    gates = wanted["ab12_tensor"].unflatten(1, (-1, 2, 32))[:, :, 1].flatten(1, 2).abs()
     # The exponential's argument is rounded, and its and the reciprocal's errors are a few units.
-    bound = (8 + gates) * 2.0**-23 * wanted[1].abs() + 1e-30
-    assert bool(((got[1].cpu() - wanted[1]).abs() <= bound).all())
-    got, wanted = both(gemm.gemm_swiglu_scaled_forward, given, names, **options, **options_of(shape, "c_dtype"))
-    assert got[1].stride() == wanted[1].stride()
+    bound = (8 + gates) * 2.0**-23 * wanted["c_tensor"].abs() + 1e-30
+    assert bool(((got["c_tensor"].cpu() - wanted["c_tensor"]).abs() <= bound).all())
+    got, wanted = both(gemm.gemm_swiglu_scaled_forward, **operands, **options, **options_of(shape, "c_dtype"))
+    got = to_cpu(got)
+    assert got["c_tensor"].stride() == wanted["c_tensor"].stride()
     if shape.kind.startswith("mxfp8"):
         columns = shape.n // 2
         numbers = []
-        for codes, scales in ((got[1].cpu(), got[2].cpu()), (wanted[1], wanted[2])):
-            plain = unswizzle_scales(scales.view(torch.uint8), shape.m, columns // 32).permute(1, 2, 0)
-            numbers.append(dequantize(codes.view(torch.uint8), plain, BLOCK_FORMATS["mxfp8_e4m3"], axis=1))
+        for out in (got, wanted):
+            plain = unswizzle_scales(out["sfc_tensor"].view(torch.uint8), shape.m, columns // 32).permute(1, 2, 0)
+            codes = out["c_tensor"].view(torch.uint8)
+            numbers.append(dequantize(codes, plain, BLOCK_FORMATS["mxfp8_e4m3"], axis=1))
         # A code may be the neighbour, where a value lies between two.
         top = numbers[1].abs().unflatten(1, (-1, 32)).amax(2).repeat_interleave(32, 1)
         assert bool(((numbers[0] - numbers[1]).abs() <= 2.0**-3 * numbers[1].abs() + 2.0**-9 * top).all())
         assert (numbers[0] != numbers[1]).float().mean() < 0.01
     else:
-        assert torch.allclose(got[1].cpu().float(), wanted[1].float(), rtol=2.0**-7, atol=0)
-        assert float(got[3]) == pytest.approx(float(wanted[3]), rel=1e-5)
+        assert torch.allclose(got["c_tensor"].float(), wanted["c_tensor"].float(), rtol=2.0**-7, atol=0)
+        assert float(got["amax_tensor"]) == pytest.approx(float(wanted["amax_tensor"]), rel=1e-5)
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["bfloat16", "mxfp8"])
@@ -196,21 +165,17 @@ def test_proj_rope(backend: str, scaled: bool, w_out_in: bool) -> None:
     if scaled:
         scales = [torch.randint(125, 130, (rows, k // 32), generator=generator).to(torch.uint8)
                   for rows in (tokens, 192 * heads)]  # fmt: skip
-    given = [x.to(kind), w.to(kind), *tables, *scales]
-    if not w_out_in:
-        given[1] = given[1].T.contiguous()
-        given[5] = None if given[5] is None else given[5].T.contiguous()
-    with override(backend="reference"):
-        wanted = gemm.gemm_proj_rope_mxfp8_forward(*given, w_out_in=w_out_in)
-    torch.empty(1 << 24, dtype=torch.uint8, device="cuda").fill_(0xFF)
-    got = gemm.gemm_proj_rope_mxfp8_forward(*map(cuda, given), w_out_in=w_out_in)
-    assert [same(a, b) for a, b in zip(got, wanted, strict=True)] == [True] * 4
+    names = ("x", "w", "cos", "sin", "x_scale", "w_scale")
+    operands = dict(zip(names, (x.to(kind), w.to(kind), *tables, *scales), strict=True))
+    for name in () if w_out_in else ("w", "w_scale"):
+        operands[name] = None if operands[name] is None else operands[name].T.contiguous()
+    got, wanted = both(gemm.gemm_proj_rope_mxfp8_forward, **operands, w_out_in=w_out_in)
+    assert differing(got, wanted) == []
 
 
 def test_classes_fold_into_their_buffers(backend: str) -> None:
     shape = Shape("mxfp4", 130, 128, 96, 2)
-    given = {name: cuda(x) for name, x in operands(shape).items()}
-    a, b, sfa, sfb, prob, upstream = (given[name] for name in ("a", "b", "sfa", "sfb", "prob", "c"))
+    a, b, sfa, sfb, prob, upstream = map(cuda, operands(shape).values())
 
     def matrix(kind: torch.dtype) -> torch.Tensor:
         return torch.zeros(2, 130, 128, dtype=kind, device="cuda").permute(1, 2, 0)
@@ -233,17 +198,45 @@ def test_classes_fold_into_their_buffers(backend: str) -> None:
     assert torch.equal(dprob, 1 + wanted[1])
 
 
-def test_in_a_graph(backend: str) -> None:
-    shape = SHAPES[0]
-    given = {name: cuda(x) for name, x in operands(shape).items()}
+def test_nan_reaches_what_depends_on_it(backend: str) -> None:
+    placed = {name: cuda(x) for name, x in given(SHAPES[0], "c_tensor prob_tensor").items()}
+    placed["a_tensor"].view(torch.uint8)[3, 5, 1] = 0x7F
+    placed["sfa_tensor"].view(torch.uint8)[0, 0, 0, 7, 0, 0] = 0xFF  # row 7, first block, first batch
+    bad = torch.zeros(SHAPES[0].m, 1, 2, dtype=torch.bool, device="cuda")
+    bad[3, :, 1] = bad[7, :, 0] = True
+    upstream = placed.pop("c_tensor")
+    out = gemm.gemm_srelu_forward(**placed, sf_vec_size=32)
+    back = gemm.gemm_srelu_backward(**placed, c_tensor=upstream, sf_vec_size=32)
+    for x in (out["c_tensor"], out["d_tensor"], back["d_tensor"], back["dprob_tensor"]):
+        assert torch.equal(x.isnan(), bad.expand(x.shape))
+    del placed["prob_tensor"]
+    assert gemm.gemm_amax_forward(**placed)["amax_tensor"].isnan().all()
 
-    def forward() -> Any:
-        return gemm.gemm_srelu_forward(*(given[name] for name in ("a", "b", "sfa", "sfb", "prob")), sf_vec_size=32)
+
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 64, 32), (5, 0, 32), (5, 64, 0)])
+def test_empty(backend: str, m: int, n: int, k: int) -> None:
+    shape = Shape("mxfp8_e4m3", m, n, k, 2)
+    got, wanted = both(gemm.gemm_amax_forward, **given(shape))
+    assert differing(got, wanted) == []
+    got, wanted = both(gemm.gemm_srelu_backward, **given(shape, "c_tensor prob_tensor"), sf_vec_size=32)
+    assert differing(got, wanted) == []
+
+
+def test_on_a_side_stream_and_in_a_graph(backend: str) -> None:
+    placed = {name: cuda(x) for name, x in given(SHAPES[0], "prob_tensor").items()}
+
+    def forward(**more: Any) -> Any:
+        return gemm.gemm_srelu_forward(**placed, sf_vec_size=32, **more)
 
     wanted = forward()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    aside = forward(stream=side)
+    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = forward()
     graph.replay()
     torch.cuda.synchronize()
-    assert torch.equal(captured["d_tensor"], wanted["d_tensor"])
+    assert differing(aside, wanted) == []
+    assert differing(captured, wanted) == []

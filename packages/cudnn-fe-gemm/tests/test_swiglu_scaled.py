@@ -198,8 +198,22 @@ def test_refusals(cases: Cases) -> None:
         gemm.gemm_swiglu_forward(a, b, norm_const_tensor=np.ones(1, np.float32))
     with pytest.raises(DTypeError, match="acc_dtype: got float16"):
         gemm.gemm_swiglu_forward(a, b, acc_dtype="float16", **scales)
-    with pytest.raises(OptionError, match="mma_tiler_mn"):
-        gemm.gemm_swiglu_forward(a, b, mma_tiler_mn=(64, 64), **scales)
+    for option, value in (
+        ("mma_tiler_mn", (64, 64)),
+        ("mma_tiler_mn", (128, 48)),
+        ("cluster_shape_mn", (3, 1)),
+        ("sf_vec_size", 8),
+        ("c_major", "k"),
+        ("ab12_stages", 0),
+    ):
+        with pytest.raises(OptionError, match=f"{option}: got"):
+            gemm.gemm_swiglu_forward(a, b, **scales | {option: value})
+    with pytest.raises(OptionError, match="an even first extent"):
+        gemm.gemm_swiglu_forward(a, b, mma_tiler_mn=(256, 128), cluster_shape_mn=(1, 1), **scales)
+    with pytest.raises(DTypeError, match="ab12_dtype: got int8"):
+        gemm.gemm_swiglu_forward(a, b, ab12_dtype="int8", **scales)
+    with pytest.raises(OptionError, match="sfb_tensor: got None"):
+        gemm.gemm_swiglu_forward(a, b, sfa_tensor=sfa)
     x, y, sfx, sfy = cases["nvfp4", L].operands("torch")
     with pytest.raises(DTypeError, match="no FP8 result of FP4"):
         gemm.gemm_swiglu_forward(x, y, c_dtype="float8_e4m3fn", sfa_tensor=sfx, sfb_tensor=sfy)

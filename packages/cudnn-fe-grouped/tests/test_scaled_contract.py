@@ -6,6 +6,8 @@ import inspect
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -43,7 +45,18 @@ REFUSED: list[tuple[Changes, str]] = [
     ({"sfa_tensor": np.zeros(1024, np.float32)}, "sfa_tensor: got float32"),
     ({"sfb_tensor": np.zeros(1536, np.uint8)}, "sfb_tensor: got uint8, wanted float8_e8m0fnu, as sfa_tensor"),
     ({"b_tensor": np.zeros((3, 64, 96), np.uint8)}, "b_tensor: got uint8, wanted float8_e4m3fn"),
+    ({"a_tensor": None}, "a_tensor: got None"),
+    ({"a_tensor": np.zeros((140, 96, 1, 1), np.uint8)}, r"a_tensor: got \(140, 96, 1, 1\), wanted \(M, X\) or"),
+    ({"a_tensor": np.zeros((96, 140), np.uint8).T}, "a_tensor: got strides"),
+    ({"b_tensor": np.zeros((64, 96), np.uint8)}, r"b_tensor: got \(64, 96\), wanted \(L, N, K\)"),
+    ({"b_tensor": np.zeros((3, 64, 64), ml_dtypes.float8_e4m3fn)}, r"b_tensor: got \(3, 64, 64\), wanted .*96"),
+    ({"padded_offsets": None}, "padded_offsets: got None"),
     ({"padded_offsets": np.asarray([1, 2, 3])}, "padded_offsets: got int64"),
+    ({"padded_offsets": np.zeros(6, np.int32)[::2]}, "padded_offsets: got strides"),
+    ({"padded_offsets": np.zeros(2, np.int32)}, "b_tensor: got"),
+    ({"alpha_tensor": np.ones(3)}, "alpha_tensor: got float64"),
+    ({"alpha_tensor": np.ones(2, np.float32)}, r"alpha_tensor: got \(2,\)"),
+    ({"prob_tensor": np.ones(5, np.float32)}, r"prob_tensor: got \(5,\)"),
     ({"prob_tensor": np.ones(140)}, "prob_tensor: got float64, wanted float32 or bfloat16"),
     ({"prob_tensor": None}, "prob_tensor: got None"),
     ({"alpha_tensor": None}, "alpha_tensor: got None"),
@@ -59,7 +72,9 @@ REFUSED: list[tuple[Changes, str]] = [
     ({"cluster_shape_mn": (8, 1)}, "cluster_shape_mn: got .*powers of two up to 4"),
     ({"cluster_shape_mn": (1, 1)}, "an even first extent"),
     ({"bias_tensor": np.ones((3, 64), np.float32)}, "bias_tensor: got"),
+    ({"bias_tensor": np.ones((3, 64), np.int32).T}, "bias_tensor: got int32"),
     ({"b_ptrs": np.zeros(3, np.int64)}, "b_tensor, b_ptrs: got both"),
+    ({"b_major": "x"}, "b_major: got 'x'"),
 ]
 
 
@@ -81,7 +96,23 @@ def test_srelu_refuses(changes: Changes, message: str) -> None:
         ("grouped_gemm_glu_forward", {"sf_fp8_dtype_override": "e5m3"}, "sf_fp8_dtype_override"),
         ("grouped_gemm_glu_forward", {"use_single_group_runtime_offsets": True}, "True with 3 experts"),
         ("grouped_gemm_glu_forward", {"scheduler_counter_tensor": np.zeros(1, np.int32)}, "scheduler_counter_tensor"),
+        ("grouped_gemm_glu_forward", {"act_func": "situglu", "situ_beta2": np.inf}, "situ_beta2: got inf"),
         ("grouped_gemm_quant_forward", {"row_scale_tensor": np.ones(3, np.float32)}, "row_scale_tensor: got"),
+        ("grouped_gemm_quant_forward", {"row_scale_tensor": np.ones(140)}, "row_scale_tensor: got float64"),
+        ("grouped_gemm_quant_forward", {"row_scale_tensor": np.ones(280, np.float32)[::2]}, "row_scale_tensor: got"),
+        ("grouped_gemm_quant_forward", {"use_single_group_runtime_offsets": True}, "True with 3 experts"),
+        ("grouped_gemm_quant_forward", {"sf_fp8_dtype_override": "e4m3"}, "sf_fp8_dtype_override"),
+        ("grouped_gemm_quant_forward", {"norm_const_tensor": None, "d_dtype": "float8_e4m3fn"}, "norm_const_tensor"),
+        (
+            "grouped_gemm_quant_forward",
+            {"scheduler_counter_tensor": np.zeros(1), "use_dynamic_sched": True},
+            "scheduler_counter_tensor: got float64, wanted int32",
+        ),
+        (
+            "grouped_gemm_quant_forward",
+            {"scheduler_counter_tensor": np.zeros((1, 1), np.int32), "use_dynamic_sched": True},
+            "scheduler_counter_tensor: got shape",
+        ),
         ("grouped_gemm_quant_forward", {"d_tensor": np.ones((140, 64), np.float32)}, "d_tensor: got dtype float32"),
         ("grouped_gemm_quant_forward", {"d_tensor": np.ones((3, 64), np.float16)}, "d_tensor: got shape"),
     ],
@@ -96,6 +127,11 @@ def test_others_refuse(name: str, changes: Changes, message: str) -> None:
     [
         ({"sfb_ptrs": None}, "sfb_ptrs, sfb_tensor: got no sfb_ptrs"),
         ({"b_dtype": "float8_e5m2"}, "b_dtype: got float8_e5m2, wanted float8_e4m3fn"),
+        ({"b_dtype": None}, "n, b_dtype: got 64, None"),
+        ({"n": 0}, "N > 0"),
+        ({"b_major": "x"}, "b_major: got 'x'"),
+        ({"b_ptrs": np.zeros(3, np.float32)}, "b_ptrs: got float32, wanted int64"),
+        ({"b_ptrs": np.zeros(6, np.int64)[::2]}, "b_ptrs: got strides"),
         ({"act_func": "situglu"}, "act_func"),
         ({"sfb_ptrs": np.zeros(2, np.int64)}, r"sfb_ptrs: got \(2,\), wanted \(3,\)"),
         ({"b_ptrs": np.zeros(3, np.int64)}, "pointer of expert 0"),
@@ -133,7 +169,13 @@ def backward(**changes: Any) -> Changes:
         ("grouped_gemm_swiglu_backward", {"epilogue_op": "gelu"}, "epilogue_op: got 'gelu'"),
         ("grouped_gemm_swiglu_backward", {"norm_const_tensor": None}, "norm_const_tensor: got None"),
         ("grouped_gemm_swiglu_backward", {"dprob_tensor_buf": np.ones(3, np.float32)}, "dprob_tensor: got shape"),
+        ("grouped_gemm_swiglu_backward", {"c_tensor": np.ones((140, 128), np.int32)}, "c_tensor: got int32"),
+        ("grouped_gemm_swiglu_backward", {"padded_offsets": None}, "padded_offsets: got None"),
+        ("grouped_gemm_swiglu_backward", {"alpha_tensor": None}, "alpha_tensor: got None"),
+        ("grouped_gemm_swiglu_backward", {"dprob_tensor_buf": np.ones(140)}, "dprob_tensor: got dtype float64"),
         ("grouped_gemm_glu_backward", {"act_func": "swiglu"}, "act_func: got 'swiglu'"),
+        ("grouped_gemm_glu_backward", {"epilogue_op": "gelu"}, "epilogue_op: got 'gelu'"),
+        ("grouped_gemm_glu_backward", {"use_single_group_runtime_offsets": True}, "True with 3 experts"),
         ("grouped_gemm_glu_backward", {"round_dgrad_to_input_dtype": True}, "round_dgrad_to_input_dtype"),
         ("grouped_gemm_glu_backward", {"activation_tensor": np.ones((140, 64))}, "activation_tensor: got a value"),
         ("grouped_gemm_glu_backward", {"act_func": "dsituglu", "situ_beta2": -1.0}, "situ_beta2: got -1.0"),
@@ -150,6 +192,13 @@ def test_backward_refuses(name: str, changes: Changes, message: str) -> None:
         v["dprob_tensor"] = None
     with pytest.raises(ValueError, match=message):
         getattr(grouped, name)(**v)
+
+
+@pytest.mark.parametrize("name", ["dprob_tensor_buf", "amax_tensor_buf"])
+def test_jax_arrays_are_no_buffers(name: str) -> None:
+    v = {key: jnp.asarray(x) if isinstance(x, np.ndarray) else x for key, x in backward().items()}
+    with pytest.raises(ValueError, match=f"{name}: got a buffer, wanted None: JAX arrays do not change"):
+        grouped.grouped_gemm_swiglu_backward(**v, **{name: jnp.zeros((3, 2, 1))})
 
 
 WRAPPERS = {

@@ -82,10 +82,14 @@ def test_torch_compile_traces_in_one_graph(case: Any) -> None:
     agree(traced(**given), run(case, as_torch), 0.0)
 
 
-def test_no_rows_give_no_rows(case: Any) -> None:
+def test_no_rows_give_no_rows_and_no_gradients(case: Any) -> None:
     function = getattr(cudnn, case.function)
-    result = function(**{name: as_torch(x) for name, x in case.make(0).items()}, **case.options)
-    assert all(torch.isfinite(x.to(torch.float32)).all() for x in result if x is not None)
+    found = [function(**{name: wrap(x) for name, x in case.make(0).items()}, **case.options)
+             for wrap in (as_torch, np.array)]  # fmt: skip
+    found.append(getattr(cudnn, case.jax)(*map(jnp.asarray, case.for_jax(0)), **case.options))
+    shapes = [[x.shape for x in values(result)] for result in found]
+    assert shapes[0] == shapes[1] == shapes[2]
+    assert not any(x.any() for result in found for x in values(result))
 
 
 def test_jax_lowers_for_cuda_without_a_gpu(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def call(
 
     Raises:
         FrameworkError: Operands of several frameworks, or of none that can allocate results.
-        BackendError: A backend that is no name.
+        UnknownBackendError: A backend that is no name.
         OptionError: A scalar that is not a number, an option that cannot be hashed, a stream or buffers for JAX.
     """
     if torch_is_tracing():

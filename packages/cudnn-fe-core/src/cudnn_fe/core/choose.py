@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from cudnn_fe.core.device import Device, device
-from cudnn_fe.core.errors import BackendError
+from cudnn_fe.core.errors import BackendError, UnknownBackendError
 from cudnn_fe.core.experimental import warn_reference_on_gpu
 from cudnn_fe.core.op import Kernel, Op, Problem
 from cudnn_fe.core.settings import settings
@@ -32,10 +32,10 @@ class Choice:
     spec: Hashable = None
 
 
-def unknown_backend(op: Op, backend: object) -> BackendError:
+def unknown_backend(op: Op, backend: object) -> UnknownBackendError:
     """The error of a backend that the op does not have."""
     known = ", ".join((REFERENCE, *(kernel.backend for kernel in op.kernels)))
-    return BackendError(
+    return UnknownBackendError(
         "backend", got=repr(backend), wanted=f"auto or one of {known}", remedy=f"name a backend of {op.name}"
     )
 

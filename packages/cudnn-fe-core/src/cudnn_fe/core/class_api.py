@@ -22,13 +22,14 @@ from cudnn_fe.core.device import cuda_device_count
 from cudnn_fe.core.errors import (
     AlignmentError,
     DeviceError,
+    DTypeError,
     NotCompiledError,
     OptionError,
     ShapeError,
 )
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.op import Op, Problem
-from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, spec_of
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides, pointer_of, refuse_overlap, spec_of
 
 __all__ = ["OpClass"]
 
@@ -120,18 +121,20 @@ class OpClass:
         """Bytes of the workspace that ``execute`` takes; 0 where it takes none."""
         return 0
 
-    def _check_workspace(self, workspace: Any) -> None:
-        """Raises unless the workspace is a contiguous, 16-byte aligned buffer of enough bytes on the op's device.
+    def _check_workspace(self, workspace: Any, **tensors: Any) -> None:
+        """Raises unless the workspace is contiguous uint8, 16-byte aligned, large enough, on the op's device.
 
-        An op that needs none takes None.
+        ``tensors`` are the call's, by name, whose bytes it must not share. An op that needs none takes None.
         """
         if workspace is None and self.scratch_workspace_bytes() == 0:
             return
-        wanted = f"{self.scratch_workspace_bytes()} contiguous bytes, 16-byte aligned, on {self.problem.device}"
+        wanted = f"{self.scratch_workspace_bytes()} contiguous uint8, 16-byte aligned, on {self.problem.device}"
         remedy = f"allocate {type(self).__name__}.scratch_workspace_bytes() bytes"
         if workspace is None:
             raise OptionError("workspace", got="None", wanted=wanted, remedy=remedy)
         spec = spec_of(workspace, "workspace")
+        if spec.dtype.name != "uint8":
+            raise DTypeError("workspace", got=str(spec.dtype), wanted=wanted, remedy=remedy)
         if spec.strides != contiguous_strides(spec.shape) or spec.nbytes < self.scratch_workspace_bytes():
             raise ShapeError(
                 "workspace", got=f"{spec.shape} {spec.dtype}, {spec.strides}", wanted=wanted, remedy=remedy
@@ -140,6 +143,8 @@ class OpClass:
             raise AlignmentError("workspace", got=f"{spec.alignment} bytes", wanted=wanted, remedy=remedy)
         if spec.device != self.problem.device:
             raise DeviceError("workspace", got=spec.device, wanted=wanted, remedy=remedy)
+        others = [(spec_of(x, name), pointer_of(x)) for name, x in tensors.items() if x is not None]
+        refuse_overlap(others, [(spec, pointer_of(workspace))])
 
     def _require_compiled(self) -> Launch:
         if self._run is None:

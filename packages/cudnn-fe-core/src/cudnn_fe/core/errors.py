@@ -104,6 +104,13 @@ class BackendError(CudnnFeError, NotImplementedError, RuntimeError):
     """
 
 
+class UnknownBackendError(BackendError, OptionError):
+    """The op has no backend of the name that was asked for.
+
+    Also an OptionError, and so a ValueError, which the functions with a ``backend`` argument document.
+    """
+
+
 class DeterminismError(CudnnFeError, RuntimeError):
     """torch's deterministic mode is on and the op's result depends on an order that differs from run to run."""
 

@@ -149,7 +149,8 @@ def make_class(row: LegacyClass, module: str) -> type[OpClass]:
     lines.append("    run = self._run or self._require_compiled()")
     given = ", ".join((*row.inputs, *row.outputs, *(scalars or ["*self._scalars"]), stream))
     if "workspace" in _names(row.execute):
-        lines.append("    self._check_workspace(workspace)")
+        tensors = ", ".join(f"{name}={name}" for name in (*row.inputs, *row.outputs))
+        lines.append(f"    self._check_workspace(workspace, {tensors})")
         if row.free is not None:
             given += ", workspace=workspace"
     lines.append(f"    run({given})")

@@ -246,15 +246,10 @@ class Op:
         return _find, (self.name,)  # there is one object per op; caches go by its identity
 
     def bind(self, *operands: TensorSpec | None, **options: Any) -> Problem:
-        """Validate a call; see `Problem.bind`.
-
-        Raises:
-            ShapeError: An operand is None that is not optional.
-            CudnnFeError: As `Problem.bind` says.
-        """
+        """Validate a call; see `Problem.bind`."""
         for name, spec in zip(self.problem.operands, operands, strict=True):
             if spec is None and name not in self.problem.optional:
-                raise ShapeError(name, got="None", wanted="an array", remedy="pass the documented operand")
+                raise OptionError(name, got="None", wanted="a tensor", remedy="pass the documented operand")
         return self.problem.bind(*operands, **options)
 
     @property

@@ -30,7 +30,7 @@ def scaled_options(
         ("mma_tiler_mn", tiles[0]),
         ("cluster_shape_mn", tiles[1]),
         ("sf_vec_size", sf_vec_size),
-        ("scales_atom", framework_of(a_tensor) != "jax"),
+        ("scales_atom", framework_of(a_tensor, operand="a_tensor") != "jax"),
         ("amax_shape", amax_shape),
     )
 

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from cudnn_fe.core.bench import MemoryCase
 from cudnn_fe.core.block_scale import BLOCK_FORMATS, block_scale_quantize
-from cudnn_fe.core.torch_bench import Rival, normal, operand_case
+from cudnn_fe.core.torch_bench import Rival, compiled_and_eager, normal, operand_case
 from cudnn_fe.gemm.amax import gemm_amax_forward
 from cudnn_fe.gemm.dsrelu import gemm_srelu_backward
 from cudnn_fe.gemm.matmul import matmul
+from cudnn_fe.gemm.mhc_projection import mhc_projection_backward
 from cudnn_fe.gemm.proj_rope import gemm_proj_rope_mxfp8_forward
 from cudnn_fe.gemm.srelu import gemm_srelu_forward
 from cudnn_fe.gemm.swiglu_scaled import gemm_swiglu_scaled_forward
 
-__all__ = ["amax", "dsrelu", "proj_rope", "srelu", "swiglu_scaled"]
+__all__ = ["amax", "dsrelu", "mhc", "proj_rope", "srelu", "swiglu_scaled"]
 
 _FORMATS = ("mxfp8_e4m3", "nvfp4")
 _SIZE, _SMALL = 8192, 128
@@ -73,6 +74,26 @@ def proj_rope(cuda: bool) -> list[MemoryCase]:
     name = "DeepSeek-V3 queries" if cuda else "small"
     flops = 2 * tokens * n * k
     return [operand_case(name, (tokens, n, k), nbytes, make, ours, (_plain_gemm(),), allowed=_FLIPS, flops=flops)]
+
+
+def mhc(cuda: bool) -> list[MemoryCase]:
+    """Four streams of 5120 channels on 4096 tokens, bound by memory; beside what torch makes of the formula."""
+    m, k, n = (4096, 20480, 24) if cuda else (64, 96, 24)
+
+    def make(place: str) -> tuple[Any, ...]:
+        wide = torch.float32
+        of_r = normal(place, m, 1, kind=wide), torch.rand(m, 1, device=place) + 0.5
+        return normal(place, m, k), normal(place, n, k, kind=wide), normal(place, m, 32, kind=wide), *of_r
+
+    def ours(*operands: Tensor, backend: str | None) -> Any:
+        return mhc_projection_backward(*operands, allow_tf32=True, backend=backend)
+
+    def formula(x: Tensor, weight: Tensor, grad_proj: Tensor, grad_r: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        p, wide = grad_proj[:, :n], x.float()
+        return (grad_r / (r * k) * wide + p @ weight).to(x.dtype), p.T @ wide
+
+    name = "4 streams of 5120" if cuda else "small"
+    return [operand_case(name, (m, k, n), 4 * m * k + 8 * n * k, make, ours, compiled_and_eager(formula))]
 
 
 def _row_factors(place: str, rows: int, columns: int) -> Tensor:

@@ -134,4 +134,5 @@ BACKWARD = Op(
     autocast=False,
     legacy=("MhcProjectionBackward",),
     jax_name="mhc_projection_jax_backward",
+    memory_cases="cudnn_fe.gemm.torch_bench:mhc",
 )

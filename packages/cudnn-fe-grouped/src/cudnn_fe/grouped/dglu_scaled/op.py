@@ -82,4 +82,5 @@ BACKWARD = Op(
     ),
     scalars=NUMBERS,
     jax_name="grouped_gemm_glu_jax_backward",
+    memory_cases="cudnn_fe.grouped.scaled.torch_bench:dglu",
 )

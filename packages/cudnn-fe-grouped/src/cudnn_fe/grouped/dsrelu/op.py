@@ -72,4 +72,5 @@ BACKWARD = Op(
     ),
     legacy=("grouped_gemm_dsrelu_wrapper_sm100", "GroupedGemmDsreluSm100", "grouped_gemm_dsrelu_jax_sm100"),
     jax_name="grouped_gemm_srelu_jax_backward",
+    memory_cases="cudnn_fe.grouped.scaled.torch_bench:dsrelu",
 )

@@ -92,6 +92,8 @@ def grouped_gemm_swiglu_backward(
     require_one_of(epilogue_op, "epilogue_op", EPILOGUES)
     kind = check_result(d_dtype, a_tensor, fp8=FP8)
     require_given(prob_tensor=prob_tensor)
+    dprob = filled("dprob_tensor_buf", dprob_tensor_buf, 0.0, current_stream)
+    amax = filled("amax_tensor_buf", amax_tensor_buf, -math.inf, current_stream)
     out = run_backward(
         BACKWARD,
         Rows(a_tensor, sfa_tensor, padded_offsets, alpha_tensor, prob_tensor, norm_const_tensor),
@@ -103,8 +105,8 @@ def grouped_gemm_swiglu_backward(
         d_dtype=kind,
         sf_vec_size=sf_vec_size,
         expert_columns=discrete_col_sfd,
-        dprob=filled(dprob_tensor_buf, 0.0, current_stream),
-        amax=filled(amax_tensor_buf, -math.inf, current_stream) if wants_amax(kind) else None,
+        dprob=dprob,
+        amax=amax if wants_amax(kind) else None,
         stream=current_stream,
         backend=backend,
     )

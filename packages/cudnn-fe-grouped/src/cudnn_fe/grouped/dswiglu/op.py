@@ -48,4 +48,5 @@ BACKWARD = Op(
     scalars=NUMBERS,
     legacy=("grouped_gemm_dswiglu_wrapper_sm100", "GroupedGemmDswigluSm100", "grouped_gemm_dswiglu_backward"),
     jax_name="grouped_gemm_swiglu_jax_backward",
+    memory_cases="cudnn_fe.grouped.scaled.torch_bench:dswiglu",
 )

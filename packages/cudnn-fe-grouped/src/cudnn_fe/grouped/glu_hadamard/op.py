@@ -120,4 +120,5 @@ FORWARD = Op(
     scalars=NUMBERS,
     legacy=("grouped_gemm_glu_hadamard_wrapper_sm100", "GroupedGemmGluHadamardSm100"),
     jax_name="grouped_gemm_glu_hadamard_jax_forward",
+    memory_cases="cudnn_fe.grouped.scaled.torch_bench:hadamard",
 )

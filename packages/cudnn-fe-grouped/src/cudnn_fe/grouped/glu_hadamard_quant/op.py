@@ -196,4 +196,5 @@ FORWARD = Op(
     scalars=("norm_const", "rht_norm_const"),
     legacy=("grouped_gemm_glu_hadamard_quant_wrapper_sm100", "GroupedGemmGluHadamardQuantSm100"),
     jax_name="grouped_gemm_glu_hadamard_quant_jax_forward",
+    memory_cases="cudnn_fe.grouped.scaled.torch_bench:hadamard_quant",
 )

@@ -108,6 +108,7 @@ def check_counter(counter: Any, use_dynamic_sched: bool, b_tensor: Any) -> None:
 
 def check_result(given: Any, a: Any, *, fp8: tuple[str, ...], fp4: tuple[str, ...] = FLOATS) -> DType:
     """The dtype of a result; raises DTypeError unless it is one of those for A's format."""
+    require_given(a_tensor=a)
     kind, rows = dtype(given or "bfloat16", operand="d_dtype"), dtype(a.dtype, operand="a_tensor")
     allowed = fp8 if rows.is_fp8 else fp4
     if kind.name not in allowed:

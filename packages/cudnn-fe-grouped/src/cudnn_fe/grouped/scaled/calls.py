@@ -143,7 +143,7 @@ def run_backward(
 
     ``dprob`` and ``amax`` are buffers that the results are added to and compared with, or None.
     """
-    require_given(sfa_tensor=rows.sfa, c_tensor=c, padded_offsets=rows.offsets, alpha_tensor=rows.alpha)
+    require_given(sfa_tensor=rows.sfa, c_tensor=c)
     flat = packed_pairs(as_rows(rows.a, "a_tensor"))
     b, sfb, form = weights.operands(rows.a)
     check_device_values(rows.offsets, flat.shape[0], weights.b_ptrs, weights.sfb_ptrs)
@@ -185,10 +185,12 @@ def run_backward(
     return TupleDict(**formed)
 
 
-def filled(buffer: Any, value: float, stream: Any) -> Any:
-    """A caller's buffer, filled on the launch stream; None stays None."""
+def filled(name: str, buffer: Any, value: float, stream: Any) -> Any:
+    """A caller's buffer, filled on the launch stream; None stays None. Raises OptionError for a JAX array."""
     if buffer is None:
         return None
+    if framework_of(buffer) == "jax":
+        raise OptionError(name, got="a buffer", wanted="None: JAX arrays do not change", remedy="use the results")
     if stream is not None and getattr(buffer, "is_cuda", False):
         import torch  # buffer is its
 

@@ -95,7 +95,7 @@ def grouped_gemm_srelu_forward(
     """
     check_common(acc_dtype, cd_major, m_aligned, mma_tiler_mn, cluster_shape_mn)
     kind = check_result(d_dtype, a_tensor, fp8=("bfloat16", "float16", *FP8))
-    require_given(padded_offsets=padded_offsets, alpha_tensor=alpha_tensor, prob_tensor=prob_tensor)
+    require_given(prob_tensor=prob_tensor)
     return run_forward(
         FORWARD,
         Rows(a_tensor, sfa_tensor, padded_offsets, alpha_tensor, prob_tensor, norm_const_tensor, bias_tensor),

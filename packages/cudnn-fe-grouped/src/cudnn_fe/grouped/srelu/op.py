@@ -55,5 +55,6 @@ FORWARD = Op(
     results=RESULT_KEYS,
     legacy=("grouped_gemm_srelu_wrapper_sm100", "GroupedGemmSreluSm100"),
     jax_name="grouped_gemm_srelu_jax_forward",
+    memory_cases="cudnn_fe.grouped.scaled.torch_bench:srelu",
     gradient="cudnn_fe.grouped.scaled.gradient:GRADIENT",
 )

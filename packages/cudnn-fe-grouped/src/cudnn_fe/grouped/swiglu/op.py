@@ -41,5 +41,6 @@ FORWARD = Op(
     scalars=NUMBERS,
     legacy=("grouped_gemm_swiglu_wrapper_sm100", "GroupedGemmSwigluSm100"),
     jax_name="grouped_gemm_swiglu_jax_forward",
+    memory_cases="cudnn_fe.grouped.scaled.torch_bench:swiglu",
     gradient="cudnn_fe.grouped.scaled.gradient:GRADIENT",
 )

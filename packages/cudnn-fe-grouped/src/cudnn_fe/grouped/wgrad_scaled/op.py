@@ -207,4 +207,5 @@ SCALED = Op(
     ),
     results=("wgrad_tensor",),
     jax_name="grouped_gemm_wgrad_jax_forward",
+    memory_cases="cudnn_fe.grouped.scaled.torch_bench:wgrad",
 )

@@ -213,11 +213,22 @@ def test_zero_and_one(framework: Framework, batch: int, queries: int, keys: int)
     assert (to_float64(grads["dv_tensor"]) == (4 if queries else 0)).all()  # two heads, each with a gradient of 2
 
 
-def test_a_block_listed_twice_counts_once() -> None:
-    x = normal((1, 1, 64, 8))
-    once, twice = (np.full((1, 1, 1, n), 0, np.int32) for n in (1, 2))
-    results = [block_sparse_attention_forward(x, x, x, lists, sparse_block_size=64) for lists in (once, twice)]
-    assert np.array_equal(results[0]["o_tensor"], results[1]["o_tensor"])
+@pytest.mark.parametrize("listed", [[1, 1], [1, -1], [-(2**31), 1, 2, 2**31 - 1]])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_block_counts_once_and_ids_of_none_count_nothing(framework: Framework, listed: list[int]) -> None:
+    """Of blocks 0 and 1, however often and beside whatever they are listed."""
+    x = convert(normal((1, 1, 100, 8)), framework)
+    once, given = (
+        convert(np.asarray(ids, np.int32).reshape(1, 1, 1, -1).repeat(2, 2), framework) for ids in ([1], listed)
+    )
+    wanted, got = (block_sparse_attention_forward(x, x, x, ids, sparse_block_size=64) for ids in (once, given))
+    grads = [
+        block_sparse_attention_backward(x, x, x, x, *result, ids, sparse_block_size=64)
+        for result, ids in ((wanted, once), (got, given))
+    ]
+    for a, b in zip((*wanted, *grads[0]), (*got, *grads[1]), strict=True):
+        assert np.array_equal(to_float64(a), to_float64(b))
+    assert np.isfinite(to_float64(got["lse_tensor"])).all()
 
 
 def test_jax_under_jit_and_grad() -> None:

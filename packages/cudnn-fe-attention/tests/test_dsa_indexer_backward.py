@@ -40,10 +40,10 @@ def make(kind: str) -> dict[str, Any]:
     """Distinct ids per query, some slots empty, a key that nobody lists and holds NaN."""
     rng = np.random.default_rng(3)
     ids = np.stack([rng.permutation(SK - 1)[:K] for _ in range(B * SQ)]).reshape(B, SQ, K).astype(np.int32)
-    ids[0, 2, 2:], ids[1, 0] = -1, -1
+    ids[0, 2, 2:], ids[1, 0], ids[0, 4, 1] = -1, -1, SK  # the last is no key, and not the next sequence's first one
     q, w, k = normal((B, SQ, H, D), kind, seed=1), normal((B, SQ, H), kind, seed=2), normal((B, SK, D), kind, seed=3)
     k[:, SK - 1] = np.nan
-    target = np.where(ids < 0, 0, rng.random((B, SQ, K)) + 0.1)
+    target = np.where((ids < 0) | (ids >= SK), 0, rng.random((B, SQ, K)) + 0.1)
     target = target / np.maximum(target.sum(-1, keepdims=True), 1e-30)
     return {"q": q, "w": w, "k": k, "target": target.astype(np.float32), "ids": ids}
 
@@ -54,7 +54,7 @@ def sparse_truth(given: dict[str, Any]) -> tuple[list[torch.Tensor], torch.Tenso
     q, w, k = leaves
     total, predict, by_score = torch.zeros((), dtype=torch.float64), torch.zeros(B, SQ, K, dtype=torch.float64), []
     for b, r in np.ndindex(B, SQ):
-        slots = np.flatnonzero(given["ids"][b, r] >= 0)
+        slots = np.flatnonzero((given["ids"][b, r] >= 0) & (given["ids"][b, r] < SK))
         if not len(slots):
             continue
         s = scores(q[b, r][None], k[b, given["ids"][b, r, slots].astype(int)], w[b, r][None])[0]
@@ -79,7 +79,8 @@ def test_sparse(framework: Framework, kind: str) -> None:
     for whole in (False, True):
         ids = given["ids"]
         if whole:
-            ids = np.where(ids < 0, -1, ids + SK * np.arange(B, dtype=np.int32)[:, None, None]).astype(np.int32)
+            first = SK * np.arange(B, dtype=np.int32)[:, None, None]
+            ids = np.where(ids < 0, -1, np.where(ids < SK, ids + first, B * SK)).astype(np.int32)
         operands = (given["q"], given["w"], given["k"], given["target"], predict.float().numpy(), ids, loss)
         grads = sparse(*(convert(x, framework) for x in operands), SM, COEFF, whole)
         assert list(grads.keys()) == ["d_index_q", "d_weights", "d_index_k", "d_score"]

@@ -122,7 +122,7 @@ B, SQ, SK, H, D, K = 2, 5, 7, 3, 16, 4
 
 
 def make(kind: str) -> dict[str, Any]:
-    ids = np.random.default_rng(4).integers(-1, SK, (B, SQ, K)).astype(np.int32)
+    ids = np.random.default_rng(4).integers(-1, SK + 2, (B, SQ, K)).astype(np.int32)
     ids[0, 1], ids[1, 2, 1:] = -1, -1
     k = normal((B, SK, D), kind, seed=2)
     ids[ids == 3] = 2
@@ -144,6 +144,8 @@ def test_probabilities(framework: Framework, kind: str) -> None:
     given = make(kind)
     q, k, w, lse = (double(given[name]) for name in ("q", "k", "w", "lse"))
     arrays = {name: convert(x, framework) for name, x in given.items()}
+    named = (given["ids"] >= 0) & (given["ids"] < SK)
+    assert (given["ids"] >= SK).any()
     for lengths in (False, True):
         predict, target = torch.zeros(B, SQ, K, dtype=torch.float64), torch.zeros(B, SQ, K, dtype=torch.float64)
         for b, r in np.ndindex(B, SQ):
@@ -158,7 +160,7 @@ def test_probabilities(framework: Framework, kind: str) -> None:
         more = {"topk_length": arrays["lengths"]} if lengths else {}
         for ids, whole in (
             (given["ids"], False),
-            (np.where(given["ids"] < 0, -1, given["ids"] + SK * np.arange(B, dtype=np.int32)[:, None, None]), True),
+            (np.where(named, given["ids"] + SK * np.arange(B, dtype=np.int32)[:, None, None], B * SK), True),
         ):
             lists = convert(ids.astype(np.int32), framework)
             got = predict_of(arrays["q"], arrays["k"], arrays["w"], lists, topk_indices_global=whole, **more)

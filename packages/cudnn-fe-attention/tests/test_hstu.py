@@ -78,7 +78,8 @@ def run(given: list[Any], framework: Framework, window: tuple[int, int] = (-1, -
     return hstu_attention_forward(*arrays, *ends, 9, 12, window, ALPHA, SCALING, **more)["o_tensor"]
 
 
-WINDOWS = [(-1, -1), (-1, 0), (12, 0), (0, 0), (2, 0), (-1, 3), (1, -1), (3, 2)]
+# Also at the edges of the longest sequence, of 12 keys.
+WINDOWS = [(-1, -1), (-1, 0), (12, 0), (0, 0), (2, 0), (-1, 3), (1, -1), (3, 2), (11, 0), (11, 11), (0, 12), (12, 12)]
 
 
 @pytest.mark.parametrize("window", WINDOWS)

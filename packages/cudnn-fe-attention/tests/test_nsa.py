@@ -101,14 +101,17 @@ def test_compression_in_fp8() -> None:
 
 
 def selection_case() -> tuple[Any, ...]:
-    """Three sequences of which one is empty; lists unordered, of 0 to 3 blocks of 16, some ids twice."""
+    """Three sequences of which one is empty; lists unordered, of 0 to 3 blocks of 16.
+
+    Some ids come twice, some are -1 or those of blocks that the sequence does not have.
+    """
     rng, lengths = np.random.default_rng(5), (37, 0, 20)
     rows = sum(lengths)
     lists, counts = np.full((rows, 2, 4), 10**6, np.int32), rng.integers(0, 4, (rows, 2)).astype(np.int32)
     start = 0
     for length in lengths:
         for i in range(length):
-            lists[start + i, :, :3] = rng.integers(0, -(-length // 16), (2, 3))
+            lists[start + i, :, :3] = rng.integers(-1, 2 - (-length // 16), (2, 3))
         start += length
     return lengths, rows, lists, counts
 
@@ -161,7 +164,9 @@ def windowed(i: int, j: int, left: int, right: int) -> bool:
     return i - left < j <= i + right
 
 
-@pytest.mark.parametrize(("left", "right"), [(0, 0), (1, 0), (3, 2), (100, 0), (4, 100)])
+@pytest.mark.parametrize(
+    ("left", "right"), [(0, 0), (1, 0), (3, 2), (8, 0), (9, 1), (10, 8), (2, 9), (100, 0), (4, 100), (0, 1)]
+)
 @pytest.mark.parametrize(("queries", "keys"), [(9, 9), (4, 9), (9, 4), (1, 1)])
 def test_sliding_window_of_padded_sequences(left: int, right: int, queries: int, keys: int) -> None:
     q, k, v = normal((1, 2, queries, 8), seed=1), normal((1, 1, keys, 8), seed=2), normal((1, 1, keys, 8), seed=3)

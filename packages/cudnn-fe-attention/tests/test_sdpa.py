@@ -115,6 +115,9 @@ MASKS: list[dict[str, Any]] = [
     {"is_causal": True, "window_size_left": 0, "window_size_right": 1},
     {"is_causal": True, "window_size_right": 2, "window_size_left": 3},
     {"window_size_left": 2},
+    *({"window_size_left": left} for left in (0, KEYS - 1, KEYS, ROWS - 1, ROWS, 100)),
+    *({"is_causal": True, "window_size_right": right} for right in (0, KEYS - 1, KEYS, 100)),
+    {"is_causal": True, "causal_bottom_right": True, "window_size_left": 0, "window_size_right": 1},
     {"scale_softmax": -0.4},
     {"scale_softmax": 0.0},
 ]

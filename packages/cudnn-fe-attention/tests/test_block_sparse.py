@@ -324,6 +324,29 @@ def test_refusals(change: dict[str, Any], message: str) -> None:
         block_sparse_attention_forward(**{**_good(), **change})
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"do_tensor": np.ones((1, 2, 63, 8), np.float32)}, "do_tensor: got"),
+        ({"do_tensor": np.ones((1, 2, 64, 8), np.float16)}, "do_tensor: got float16"),
+        ({"o_tensor": np.ones((1, 2, 64, 4), np.float32)}, "o_tensor: got"),
+        ({"o_tensor": np.ones((1, 2, 8, 64), np.float32).swapaxes(2, 3)}, "o_tensor: got strides"),
+        ({"lse_tensor": np.ones((1, 2, 64, 1), np.float32)}, "lse_tensor: got"),
+        ({"lse_tensor": np.ones((1, 2, 64), np.float16)}, "lse_tensor: got float16"),
+        ({"dlse_tensor": np.ones((1, 2, 63), np.float32)}, "dlse_tensor: got"),
+        ({"bucket_size_blocks": 0}, "bucket_size_blocks: got 0"),
+        ({"dk_tensor": np.ones((1, 2, 64, 8), np.float16)}, "dk_tensor: got float16"),
+        ({"dv_tensor": np.ones((1, 2, 8, 64), np.float32).swapaxes(2, 3)}, "dv_tensor: got strides"),
+        ({"q2k_block_index": np.zeros((1, 2, 2, 3), np.int32)}, "q2k_block_index: got"),
+    ],
+)
+def test_backward_refusals(change: dict[str, Any], message: str) -> None:
+    x = np.ones((1, 2, 64, 8), np.float32)
+    more = {"do_tensor": x, "o_tensor": x, "lse_tensor": x[..., 0].copy()}
+    with pytest.raises(ValueError, match=message):
+        block_sparse_attention_backward(**{**_good(), **more, **change})
+
+
 def test_packing_what_cannot_be_packed_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="pack_gqa: got True"):
         block_sparse_attention_forward(**_good(), pack_gqa=True)

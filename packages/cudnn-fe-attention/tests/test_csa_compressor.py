@@ -145,6 +145,20 @@ def test_classes_and_wrappers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("grad", "message"),
+    [
+        (np.ones((2, 4), np.float32), r"grad_out: got \(2, 4\)"),
+        (np.ones(2, np.float32), "grad_out: got shape"),
+        (np.ones((2, 3), np.float16), "grad_out: got float16"),
+    ],
+)
+def test_backward_refusals(grad: Any, message: str) -> None:
+    x, ends = np.ones((8, 6), np.float32), np.asarray([0, 8], np.int32)
+    with pytest.raises(ValueError, match=message):
+        csa_compressor_backward(x, x, x[:4], ends, np.asarray([0, 2], np.int32), grad)
+
+
+@pytest.mark.parametrize(
     ("position", "value", "options", "message"),
     [
         (0, np.ones((8, 7), np.float32), {}, "kv: got 7 columns"),
@@ -159,6 +173,8 @@ def test_classes_and_wrappers() -> None:
         (4, None, {"coff": 3}, "coff: got 3"),
         (4, None, {"head_dim": 6}, "kv: got 6 columns"),
         (4, None, {"total_comp": -1}, "total_comp: got -1"),
+        (4, None, {"ratio": 128, "total_comp": 1}, "ape: got|total_comp: got 1 rows of 8 tokens"),
+        (0, np.ones((6, 8), np.float32).T, {}, "kv: got strides"),
     ],
 )
 def test_refusals(position: int, value: Any, options: dict[str, Any], message: str) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from cudnn_fe import attention
 from cudnn_fe.attention.namespaces import DSA
-from cudnn_fe_testkit.attention import attention_tolerance, double
+from cudnn_fe_testkit.attention import assert_slopes, attention_tolerance, double
 from cudnn_fe_testkit.compare import assert_close, to_float64
 from cudnn_fe_testkit.inputs import Framework, convert, normal
 
@@ -90,6 +90,51 @@ def test_sparse(framework: Framework, kind: str) -> None:
         # Differences of probabilities that were rounded to float32: an error of the size of what is subtracted.
         assert_close(grads["d_score"], signal, attention_tolerance("float32", 8, K))
         assert not to_float64(grads["d_index_k"])[:, SK - 1].any()
+
+
+def test_finite_differences_of_lists() -> None:
+    given = {name: x if name == "ids" else x.astype(np.float64) for name, x in make("float32").items()}
+    at = {name: double(given[name]).nan_to_num(0) for name in ("q", "w", "k")}
+    target = double(given["target"])
+
+    def predictions(x: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss, and the probabilities of all slots."""
+        total, predict = torch.zeros((), dtype=torch.float64), torch.zeros(B, SQ, K, dtype=torch.float64)
+        for b, r in np.ndindex(B, SQ):
+            slots = np.flatnonzero((given["ids"][b, r] >= 0) & (given["ids"][b, r] < SK))
+            s = scores(x["q"][b, r][None], x["k"][b, given["ids"][b, r, slots]], x["w"][b, r][None])[0]
+            predict[b, r, slots] = torch.softmax(s, -1)
+            total = total + loss_of(s, target[b, r, slots], B * SQ)
+        return total, predict
+
+    operands = (given["q"], given["w"], given["k"], given["target"], predictions(at)[1].numpy(), given["ids"])
+    grads = sparse(*operands, np.asarray([LOSS]), SM, COEFF)
+    slopes = {name: grads[f"d_{full}"] for name, full in (("q", "index_q"), ("w", "weights"), ("k", "index_k"))}
+    assert_slopes(lambda x: predictions(x)[0], at, slopes)
+
+
+def test_finite_differences_of_all_keys() -> None:
+    at = {
+        "q": double(normal((1, SQ, H, D), "float64", seed=1)),
+        "w": double(normal((1, SQ, H), "float64", seed=2)),
+        "k": double(normal((1, SK, D), "float64", seed=3)),
+    }
+    attn = double(np.random.default_rng(6).random((1, SQ, SK)) + 0.1)
+    seen = torch.tensor([[j < visible(r, 3, SK) for j in range(SK)] for r in range(SQ)])
+    norm = (attn * seen).sum(-1)
+
+    def logits(x: dict[str, torch.Tensor]) -> torch.Tensor:
+        return scores(x["q"][0], x["k"][0], x["w"][0]).masked_fill(~seen, -torch.inf)
+
+    def loss(x: dict[str, torch.Tensor]) -> torch.Tensor:
+        log_p = torch.log_softmax(logits(x), -1)
+        return -LOSS * COEFF / SQ * (attn[0] / norm[0, :, None] * log_p)[seen].sum()
+
+    s = logits(at)
+    operands = (*at.values(), attn, norm, s[None], torch.logsumexp(s, -1)[None], torch.tensor([LOSS]).double())
+    offsets = torch.tensor([3], dtype=torch.int32)
+    grads = dense(*operands, SM, COEFF, RATIO, q_causal_offsets=offsets)
+    assert_slopes(loss, at, dict(zip(at, (grads["d_index_q"], grads["d_weights"], grads["d_index_k"]), strict=True)))
 
 
 def test_the_wrapper_overwrites_the_target() -> None:

@@ -52,6 +52,22 @@ def test_top_k(framework: Framework, kind: str) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_top_k_of_special_scores(framework: Framework) -> None:
+    """A minus infinity that is there is a score like others; a NaN lies beyond the infinity of its sign."""
+    row = np.asarray([np.nan, -np.inf, -1, np.inf, -np.inf, -np.nan, 1], np.float32)
+    assert np.signbit(row[5])
+    order = [0, 3, 6, 2, 1, 4, 5]
+    scores = convert(row[None], framework)
+    for count in (1, 2, 5, 7, 9):
+        for length in (7, 9, 0):  # all, more than there are, none
+            indices, values = top_k_of(scores, convert(np.asarray([length], np.int32), framework), count)
+            wanted = sorted(order[:count]) if length else []
+            assert to_float64(indices)[0].tolist() == wanted + [-1] * (count - len(wanted))
+            kept = [*row[wanted], *[-np.inf] * (count - len(wanted))]
+            np.testing.assert_array_equal(to_float64(values)[0], kept)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
 def test_top_k_of_nothing(framework: Framework, shape: tuple[int, int]) -> None:
     scores, lengths = (convert(x, framework) for x in (np.ones(shape, np.float16), np.ones(shape[0], np.int32)))

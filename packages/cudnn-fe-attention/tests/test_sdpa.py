@@ -11,7 +11,7 @@ import torch
 
 from cudnn_fe import attention
 from cudnn_fe.attention.sdpa import legacy
-from cudnn_fe_testkit.attention import attention_tolerance, double
+from cudnn_fe_testkit.attention import assert_slopes, attention_tolerance, double
 from cudnn_fe_testkit.compare import assert_close, to_float64
 from cudnn_fe_testkit.inputs import Framework, arrange, convert, normal
 
@@ -146,27 +146,29 @@ def test_tiles_of_the_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     check(case)
 
 
-def test_finite_differences() -> None:
-    """Central differences of a forward that is written out here, at every element of Q and of the sink."""
-    rng = np.random.default_rng(0)
-    q, k, v = rng.standard_normal((3, 1, 1, 3, 2))
-    do, sink = rng.standard_normal((1, 1, 3, 2)), np.full((1, 1, 1, 1), 0.3)
+@pytest.mark.parametrize("lengths", [None, [(5, 6), (9, 0)]])
+def test_finite_differences(lengths: Any) -> None:
+    """Of a forward that is written out here, with a bias that batches share, a sink, a window and a GQA group of 2."""
+    options: dict[str, Any] = {"is_causal": True, "window_size_left": 3, "window_size_right": 1}
+    case = make("float64", bias=1, sink=True, lengths=lengths, **options)
+    names = ("q_tensor", "k_tensor", "v_tensor", "bias_tensor", "sink_token")
+    at = {name: double(case.arrays[name]).nan_to_num(0) for name in names}
+    do, mask = double(case.arrays["do_tensor"]).nan_to_num(0), torch.from_numpy(case.hidden)
 
-    def forward(q: Any, sink: Any) -> Any:
-        s = np.where(np.tri(3, dtype=bool), q[0, 0] @ k[0, 0].T / 2**0.5, -np.inf)
-        total = np.exp(s).sum(1, keepdims=True) + np.exp(sink[0, 0])
-        return (np.exp(s) / total @ v[0, 0])[None, None], np.log(total)[None, None]
+    def forward(x: dict[str, torch.Tensor]) -> Any:
+        k, v = (x[name].repeat_interleave(HEADS // KEY_HEADS, 1) for name in ("k_tensor", "v_tensor"))
+        e = torch.exp(x["q_tensor"] @ k.mT / WIDTH**0.5 + x["bias_tensor"]).masked_fill(mask, 0)
+        total = e.sum(-1, keepdim=True) + x["sink_token"].exp()
+        return e @ v / total, total.log()
 
-    o, lse = forward(q, sink)
-    got = sdpa_backward(q, k, v, o, do, lse, is_causal=True, sink_token=sink)
-    for name, x in (("dq_tensor", q), ("dsink_tensor", sink)):
-        for place in np.ndindex(*x.shape):
-            ends = []
-            for step in (1e-5, -1e-5):
-                moved = x.copy()
-                moved[place] += step
-                ends.append((forward(*((moved, sink) if x is q else (q, moved)))[0] * do).sum())
-            assert abs((ends[0] - ends[1]) / 2e-5 - got[name][place]) < 1e-8
+    o, lse = forward(at)
+    given = {**{name: x.numpy() for name, x in at.items()}, "o_tensor": o.numpy(), "stats_tensor": lse.numpy()}
+    for name in ("seq_q_lens", "seq_kv_lens"):
+        if lengths:
+            given[name] = case.arrays[name]
+    got = sdpa_backward(**given, do_tensor=do.numpy(), **options)
+    grads = {name: got["d" + name.replace("token", "tensor")] for name in names}
+    assert_slopes(lambda x: (forward(x)[0] * do).sum(), at, grads)
 
 
 def packed_case() -> tuple[list[Any], Any, list[slice]]:

@@ -86,7 +86,7 @@ def bind_window(q: TensorSpec, k: TensorSpec, func: TensorSpec | None, options: 
         )
     window, most = options["window_size"], lengths[1]
     pair = isinstance(window, tuple | list) and len(window) == 2
-    if not pair or not all(isinstance(x, int) and (x == -1 or 0 <= x <= most) for x in window):
+    if not pair or not all(type(x) is int and (x == -1 or 0 <= x <= most) for x in window):
         raise OptionError(
             "window_size", got=repr(window), wanted=f"(left, right), each -1 or 0..{most}", remedy="-1 is unlimited"
         )

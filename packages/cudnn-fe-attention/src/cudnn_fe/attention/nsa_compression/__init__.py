@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.nsa_compression.op import FORWARD
-from cudnn_fe.attention.operands import default_scale
+from cudnn_fe.attention.operands import default_scale, require_flag
 from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -62,6 +62,7 @@ def nsa_compression_attention_forward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: As the message says.
     """
     del mma_tiler_mn, is_persistent
+    require_flag(enable_lse, "enable_lse")
     options = (
         ("o_dtype", o_dtype),
         ("qk_acc_dtype", qk_acc_dtype),

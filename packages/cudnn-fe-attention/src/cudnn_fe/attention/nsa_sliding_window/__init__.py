@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.nsa_sliding_window.op import FORWARD
-from cudnn_fe.attention.operands import default_scale
+from cudnn_fe.attention.operands import default_scale, require_flag
 from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -67,6 +67,7 @@ def nsa_sliding_window_attention_forward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: As the message says.
     """
     del cudnn_handle
+    require_flag(is_infer, "is_infer")
     options = (
         ("left_bound", left_bound),
         ("right_bound", right_bound),

@@ -156,21 +156,38 @@ def test_layouts_and_padding(framework: Framework) -> None:
     assert np.array_equal(to_float64(out["lse_tensor"]), to_float64(plain["lse_tensor"]))
 
 
-def test_packed_lists_of_grouped_heads() -> None:
-    """Lists per 128 rows of a group, query heads innermost, mean what the spelt-out mask says."""
+@pytest.mark.parametrize("sizes", [0, 1, 2, 3])
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_packed_lists_of_grouped_heads(framework: Framework, sizes: int) -> None:
+    """Lists per 128 rows of a group, query heads innermost, mean what the spelt-out mask says; one list is empty."""
     rng = np.random.default_rng(3)
     q, k = normal((1, 4, 100, 8), seed=1), normal((1, 2, 300, 8), seed=2)
     lists = np.asarray([[[rng.permutation(3)[:2] for _ in range(2)] for _ in range(2)]], np.int32)
+    counts = np.asarray([[[2, 1], [0, 2]]], np.int32)
+    shape = [(), (3,), (1, 3), (1, 2, 3)][sizes]
+    valid = rng.integers(1, 129, shape).astype(np.int32) if sizes else None
     mask = torch.zeros(1, 4, 100, 300, dtype=torch.bool)
     for head in range(4):
         for i in range(100):
-            for j in lists[0, head // 2, (i * 2 + head % 2) // 128]:
-                mask[0, head, i, j * 128 : (j + 1) * 128] = True
-    o, lse = dense(double(q), double(k), double(k), mask, 8**-0.5)
+            row = 0, head // 2, (i * 2 + head % 2) // 128
+            for j in lists[row][: counts[row]]:
+                at = [(), (j,), (0, j), (0, head // 2, j)][sizes]
+                length = 128 if valid is None else valid[at]
+                mask[0, head, i, j * 128 : j * 128 + length] = True
+    leaves = [double(x).requires_grad_() for x in (q, k)]
+    o, lse = dense(leaves[0], leaves[1], leaves[1], mask, 8**-0.5)
+    o.square().sum().backward()
+    a, b = (convert(x, framework) for x in (q, k))
+    meta = {"q2k_block_index": lists, "q2k_block_nums": counts, "block_sizes": valid}
+    meta = {name: None if x is None else convert(x, framework) for name, x in meta.items()}
     for pack in (None, True):
-        out = block_sparse_attention_forward(q, k, k, lists, sparse_block_size=128, pack_gqa=pack)
-        assert_close(out["o_tensor"], o, attention_tolerance("float32", 2, 300))
-        assert_close(out["lse_tensor"], lse, attention_tolerance("float32", 0, 300))
+        out = block_sparse_attention_forward(a, b, b, **meta, sparse_block_size=128, pack_gqa=pack)
+        assert_close(out["o_tensor"], o.detach(), attention_tolerance("float32", 2, 300))
+        assert_close(out["lse_tensor"], lse.detach(), attention_tolerance("float32", 0, 300))
+    grads = block_sparse_attention_backward(2 * out["o_tensor"], a, b, b, *out, **meta, sparse_block_size=128)
+    assert_close(grads["dq_tensor"], leaves[0].grad, attention_tolerance("float32", 4, 300))
+    both = to_float64(grads["dk_tensor"]) + to_float64(grads["dv_tensor"])
+    assert_close(both, leaves[1].grad, attention_tolerance("float32", 4, 300))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

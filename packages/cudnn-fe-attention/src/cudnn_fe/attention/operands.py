@@ -119,7 +119,7 @@ def deliver(
         given, wanted = spec_of(buffer, name), spec_of(result, name)
         if given.shape != wanted.shape:
             raise ShapeError(name, got=str(given.shape), wanted=str(wanted.shape), remedy="allocate like the operand")
-        require_same_dtype(wanted, given)
+        require_dtype(given, wanted.dtype.name)
         require_same_device(wanted, given)
         require_rows(given)
         if framework == "torch":

@@ -13,9 +13,11 @@ _VECTOR_BYTES = 16
 _BLOCK = 128  # threads that narrow rows share a block up to
 _WIDE_BLOCK = 512  # threads of wide rows: two such blocks run beside one another, one's loads under another's sums
 _MOST_CTAS = 8  # of a cluster, everywhere
-_WIDE_PART = 1024  # vectors of a row that a CTA takes, in 256 threads' registers, as long as there are CTAs enough
-_KEPT_VECTORS = 2  # of a thread at a time, beside as many weights of now and of the next time
+_HELD_PART = 1024  # vectors of a row that the registers of 256 threads hold
+_WHOLE_ROW = 4096  # vectors that one CTA keeps in shared memory, faster than a cluster's registers do
+_KEPT_PART = 2048  # vectors that each CTA of a cluster keeps there, in 256 threads, as long as there are CTAs enough
 _MOST_KEPT = 96 * 1024  # bytes: what a block has on every target
+_RESIDENT = 1024  # threads of a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class RowPlan:
         part: Vectors of a row in each of them, an even number where there are several.
         kept: Whether registers or shared memory hold the part, so that the second time reads no memory.
         run: Neighbouring vectors among a thread's.
+        resident: Threads that a multiprocessor should have at once.
+        unroll: Turns of the loop over tiles that are made one.
     """
 
     threads: int
@@ -41,6 +45,8 @@ class RowPlan:
     part: int = 0
     kept: bool = True
     run: int = 1
+    resident: int = _RESIDENT
+    unroll: int = 1
 
     @property
     def block(self) -> int:
@@ -59,35 +65,56 @@ class RowPlan:
 
 
 def row_plan(
-    columns: int, *, vectors: int = 4, least_threads: int = 1, clusters: bool = False, run: int = 1
+    columns: int,
+    *,
+    vectors: int = 4,
+    kept_vectors: int = 2,
+    least_threads: int = 1,
+    clusters: bool = False,
+    run: int = 1,
 ) -> RowPlan:
     """The plan for rows of ``columns`` 16-bit elements.
 
     Args:
         columns: Elements of a row.
         vectors: Vectors a thread should hold.
+        kept_vectors: Of rows in shared memory, beside as many weights of now and of the next time.
         least_threads: A power of two.
         clusters: Whether the device has clusters, for rows too wide for one CTA.
         run: Neighbouring vectors that one thread should hold, 1 or 2.
 
     Example:
-        >>> row_plan(4096)
-        RowPlan(threads=128, groups=1, vectors=4, tiles=1, ctas=1, part=512, kept=True, run=1)
+        >>> row_plan(4096).threads, row_plan(32768).tiles, row_plan(65536, clusters=True).ctas
+        (128, 4, 4)
     """
     per_row = -(-columns * 2 // _VECTOR_BYTES)
-    ctas = min(next_power_of_two(-(-per_row // _WIDE_PART)), _MOST_CTAS) if clusters else 1
+    ctas = _ctas(per_row) if clusters else 1
     part = -(-per_row // ctas)
     part += part % 2 if ctas > 1 else 0
-    threads = max(min(next_power_of_two(-(-part // vectors)), _WIDE_BLOCK), least_threads)
+    wide = ctas > 1 and per_row > 2 * _HELD_PART
+    widest = wide and part > _KEPT_PART
+    most_threads = _WIDE_BLOCK // 2 if wide and not widest else _WIDE_BLOCK
+    threads = max(min(next_power_of_two(-(-part // vectors)), most_threads), least_threads)
     if part > threads * vectors and part * _VECTOR_BYTES <= _MOST_KEPT:
-        vectors = _KEPT_VECTORS
+        vectors = min(kept_vectors, 2) if widest else kept_vectors
     tiles = -(-part // (threads * vectors))
     held = max(-(-part // (threads * tiles)), 1)
     held += held % run
     groups = max(_BLOCK // threads, 1)
     groups = max(groups, 32 // threads)  # whole warps
     kept = tiles * threads * groups * held * _VECTOR_BYTES <= _MOST_KEPT
-    return RowPlan(threads, groups, held, tiles, ctas, part, kept, run)
+    # A third block of so many threads leaves few registers, and is worth more, but only without the loop's turns.
+    resident, unroll = (3 * _WIDE_BLOCK, tiles) if widest and kept else (_RESIDENT, 1)
+    return RowPlan(threads, groups, held, tiles, ctas, part, kept, run, resident, unroll)
+
+
+def _ctas(per_row: int) -> int:
+    """How many CTAs share a row of so many vectors."""
+    if per_row <= 2 * _HELD_PART:
+        return next_power_of_two(-(-per_row // _HELD_PART))
+    if per_row <= _WHOLE_ROW:
+        return 1
+    return min(next_power_of_two(-(-per_row // _KEPT_PART)), _MOST_CTAS)
 
 
 def access_bytes(*specs: TensorSpec | None) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Int64, cute
 
 from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
 from cudnn_fe.core.cute.block_tiles import SIDE, LanePlace, Matrix, ScalePlace, store_vector_bytes
@@ -18,10 +18,10 @@ from cudnn_fe.core.cute.small_floats import E2M1_UNIT, E4M3, as_bits, as_float, 
 __all__ = [
     "BlockQuantizer",
     "e8m0_value",
+    "first_code",
     "gather",
     "largest_magnitudes",
     "largest_of_pairs",
-    "magnitude_pairs",
     "quantize_tile",
     "reduce_scatter",
     "store_codes",
@@ -97,18 +97,23 @@ class BlockQuantizer:
         return found
 
     def larger_pair(self, a: Any, b: Any) -> Int32:
-        """The same of two words of 16-bit pairs of magnitudes, element by element."""
+        """The same of two words of 16-bit pairs, element by element; the sign of what is found means nothing."""
         mode = "" if self.recipe == "power_of_two" else ".NaN"
         kind = "bf16x2" if self.source == "bfloat16" else "f16x2"
-        (found,) = assemble(f"max{mode}.{kind} $0, $1, $2;", [Int32], [Int32(a), Int32(b)])
+        if self.native:
+            code = f"max{mode}.xorsign.abs.{kind} $0, $1, $2;"
+        else:
+            code = f"{{ .reg .b32 a, b; abs.{kind} a, $1; abs.{kind} b, $2; max{mode}.{kind} $0, a, b; }}"
+        (found,) = assemble(code, [Int32], [Int32(a), Int32(b)])
         return found
 
     def unpaired(self, word: Any) -> list[Float32]:
-        """The two elements of a word."""
+        """The two elements of a word, without signs."""
+        word = Int32(word) & 0x7FFF7FFF
         if self.source == "bfloat16":
             return widen_pairs([word])
         code = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }"
-        return assemble(code, [Float32, Float32], [Int32(word)])
+        return assemble(code, [Float32, Float32], [word])
 
     def scale_and_multiplier(self, largest: Any, norm: Any) -> tuple[Int32, Float32]:
         """The scale's code and what each value is multiplied by, from the block's largest magnitude."""
@@ -183,12 +188,6 @@ class BlockQuantizer:
         return fp8_words(self.element, values, self.native)
 
 
-def magnitude_pairs(kind: str, words: list[Any]) -> list[Int32]:
-    """Words of bfloat16 or float16 pairs without their signs."""
-    suffix = "bf16x2" if kind == "bfloat16" else "f16x2"
-    return [assemble(f"abs.{suffix} $0, $1;", [Int32], [Int32(word)])[0] for word in words]
-
-
 def reduce_scatter(values: list[Any], masks: tuple[int, ...], lane: Any, larger: Any) -> tuple[list[Any], Int32]:
     """The largest of each value over the lanes that differ in the bits ``masks``, shared out among these lanes.
 
@@ -234,7 +233,7 @@ def largest_magnitudes(quantizer: BlockQuantizer, place: ScalePlace, rows: list[
 
 
 def largest_of_pairs(quantizer: BlockQuantizer, place: ScalePlace, pairs: list[list[Any]]) -> list[Any]:
-    """The same as four words of two rows, or columns, from words of 16-bit pairs of magnitudes."""
+    """The same as four words of two rows, or columns, from words of 16-bit pairs."""
     found: list[Any] = []
     for line in zip(*pairs, strict=True) if place.columns else pairs:
         largest = quantizer.larger_pair(line[0], line[1])
@@ -331,7 +330,8 @@ def store_codes(
     at: LanePlace,
     first: int,
     access: int,
-) -> None:
+    address: Int64,
+) -> Int64:
     """Multiply, encode and store two of a lane's rows; FP4 in pairs along the quantised direction.
 
     Two at a time, since multiplied values of more would take too many registers.
@@ -347,19 +347,36 @@ def store_codes(
         at: This lane's first row and column in it.
         first: The lane's rows before these, an even number.
         access: Elements of a row that may be written at once.
+        address: Where these rows' codes go: `first_code` at first, then what the call before returned.
+
+    Returns:
+        Where the next rows' go.
     """
     left = matrix.columns - at.column
     prepared = [[quantizer.prepared(value, norm) for value in row] for row in rows]
     scaled = [_multiplied(place, row, by, first + j) for j, row in enumerate(prepared)]
-    fp4 = quantizer.element == "float4_e2m1fn"
-    if fp4 and place.columns:
+    bits = 4 if quantizer.element == "float4_e2m1fn" else 8
+    if bits == 4 and place.columns:
         together = [value for pair in zip(*scaled, strict=True) for value in pair]
-        address = target.place(at.batch, (at.row + first) // 2, at.column)
-        inside = Int32(at.row + first < matrix.rows)
-        store_vector_bytes(address, quantizer.words(together, norm), 8, access, left, inside)
-        return
-    bits = 4 if fp4 else 8
-    for j, row in enumerate(scaled, first):
-        address = target.place(at.batch, at.row + j, at.column * bits // 8)
-        inside = Int32(at.row + j < matrix.rows)
-        store_vector_bytes(address, quantizer.words(row, norm), bits, access, left, inside)
+        lines = [(first, 8, quantizer.words(together, norm))]
+    else:
+        lines = [(first + j, bits, quantizer.words(row, norm)) for j, row in enumerate(scaled)]
+    for row, size, words in lines:
+        if access == SIDE:
+            below = cutlass.select_(left > 0, matrix.rows - at.row, Int32(0))
+            store_global(address, words, size, below, above=row)
+        else:
+            store_vector_bytes(address, words, size, access, left, Int32(at.row + row < matrix.rows))
+        address = address + target.row_bytes
+    return address
+
+
+def first_code(quantizer: BlockQuantizer, place: ScalePlace, target: Matrix, at: LanePlace) -> Int64:
+    """Address of the codes of a lane's first row."""
+    if quantizer.element != "float4_e2m1fn":
+        return target.place(at.batch, at.row, at.column)
+    return (
+        target.place(at.batch, at.row // 2, at.column)
+        if place.columns
+        else target.place(at.batch, at.row, at.column // 2)
+    )

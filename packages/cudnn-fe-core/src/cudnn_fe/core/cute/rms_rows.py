@@ -30,8 +30,6 @@ from cudnn_fe.core.row_plan import RowPlan
 
 __all__ = ["RmsRows"]
 
-_RESIDENT = 1024  # threads of a multiprocessor
-
 
 class RmsRows:
     """How blocks share rows.
@@ -57,7 +55,7 @@ class RmsRows:
             block=(self.plan.block, 1, 1),
             cluster=(ctas, 1, 1) if ctas > 1 else None,
             stream=stream,
-            min_blocks_per_mp=_RESIDENT // self.plan.block,
+            min_blocks_per_mp=self.plan.resident // self.plan.block,
             preferred_smem_carveout=-1,  # the driver's choice; without it the compiler asks a GPU
         )
 
@@ -101,7 +99,7 @@ class RmsRows:
                 self._fetch(x, row, own, tile, start, limit)
             wait_for_copies()
         total = Float32(0.0)
-        for tile in cutlass.range(plan.tiles, unroll=1):
+        for tile in cutlass.range(plan.tiles, unroll=plan.unroll):
             self._take(words, x, row, own, tile, start, limit)
             if cutlass.const_expr(plan.tiles == 1):
                 self._weights(weights, weight, start, end)
@@ -114,7 +112,7 @@ class RmsRows:
             self.groups.wait_for_others()
         (total,) = self.groups.sum([total], shared + plan.kept_bytes, Int32(0))
         scale = reciprocal_square_root(total * Float32(1.0 / self.columns) + eps)
-        for tile in cutlass.range(plan.tiles, unroll=1):
+        for tile in cutlass.range(plan.tiles, unroll=plan.unroll):
             at = start + tile * self.tile
             if cutlass.const_expr(ahead):
                 for index in cutlass.range_constexpr(4 * plan.vectors):

@@ -64,11 +64,11 @@ def wait_for_copies() -> None:
     assemble("cp.async.wait_all;", [], [])
 
 
-def store_global(address: Int64, words: list[Any], size: int, valid: Any) -> None:
-    """Write the first ``size`` (1, 2, 4, 8 or 16) bytes of ``words`` where ``valid``."""
+def store_global(address: Int64, words: list[Any], size: int, valid: Any, above: int | None = None) -> None:
+    """Write the first ``size`` (1, 2, 4, 8 or 16) bytes of ``words`` where ``valid`` is not 0, or above a number."""
     count = max(size // 4, 1)
     names = ",".join(f"${index + 2}" for index in range(count))
-    head = "{ .reg .pred p; setp.ne.s32 p, $1, 0; "
+    head = f"{{ .reg .pred p; setp.{'ne' if above is None else 'gt'}.s32 p, $1, {above or 0}; "
     if size < 4:
         code = f"{head}.reg .b16 h; cvt.u16.u32 h, $2; @p st.global.{'u8' if size == 1 else 'u16'} [$0], h; }}"
     elif size == 4:

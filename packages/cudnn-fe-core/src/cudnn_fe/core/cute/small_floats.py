@@ -108,16 +108,23 @@ def clamped_magnitude(value: Any, largest: float) -> Float32:
 _KEEP_REST = "mov.b32 m, {0}; add.s32 t, m, 0x7FFF; and.b32 t, t, 0x8000; or.b32 m, m, t; mov.b32 {0}, m; "
 _TO_EVEN = (
     "mov.b32 a, 0x78007800; mov.b32 b, 0x74007400; mov.b32 c, 0x70007000; "
-    "mov.b32 x, 0x64006400; mov.b32 y, 0x64026402; mov.b32 z, 0x64046404; "
+    "mov.b32 x, {0:#x}; mov.b32 y, {1:#x}; mov.b32 z, {2:#x}; "
     "fma.rn.f16x2 a, m, a, x; fma.rn.f16x2 b, m, b, y; fma.rn.f16x2 c, m, c, z; "
-    "min.f16x2 m, a, b; min.f16x2 m, m, c; shl.b32 m, m, 12; "
+    "min.f16x2 m, a, b; min.f16x2 $0, m, c; "
 )
-_AWAY = "add.s32 m, m, 0x01000100; shl.b32 m, m, 3; "  # exact for what was cut off too: it never reaches the next tie
+# Bits 12 to 14 of each half; exact for what was cut off too, which never reaches the next tie.
+_AWAY = "mad.lo.s32 $0, m, 8, 0x08000800; "
 _E2M1_PAIR = (
-    "{{ .reg .f32 lo, hi; .reg .b32 h, m, t, a, b, c, x, y, z; mov.f32 lo, $1; mov.f32 hi, $2; {rest}"
-    "cvt.rz.f16x2.f32 h, hi, lo; abs.f16x2 m, h; mov.b32 t, 0x0E000E00; min.f16x2 m, m, t; {round}"
-    "lop3.b32 $0, m, h, 0x80008000, 0xD8; }}"
+    "{{ .reg .f32 lo, hi; .reg .b32 m, t, a, b, c, x, y, z; mov.f32 lo, $2; mov.f32 hi, $3; {rest}"
+    "cvt.rz.f16x2.f32 $1, hi, lo; abs.f16x2 m, $1; mov.b32 t, 0x0E000E00; min.f16x2 m, m, t; {round} }}"
 )
+# Two pairs of codes as a byte in each half: the low one, if rounded to even. There odd * 16 + even carries the 6 of
+# 16 * 0x6400 into the upper half, so lines of even codes start 6 below 0x100 there. Of the others it is the high one.
+_CARRY = 6
+_MERGE_TO_EVEN = "mad.lo.s32 $0, $2, 16, $1;"
+_MERGE_AWAY = "{ .reg .b32 e; shr.u32 e, $1, 4; lop3.b32 $0, e, $2, 0xF000F000, 0xD8; }"
+_SIGNS = "{ .reg .b32 e; shr.u32 e, $1, 4; lop3.b32 $0, e, $2, 0x80808080, 0xD8; }"
+_WITH_SIGNS = "lop3.b32 $0, $1, $2, 0x88888888, 0xF8;"
 
 
 def e2m1_word(values: list[Any], *, scaled: bool = False, apart: bool = False, away: bool = False) -> Int32:
@@ -133,15 +140,20 @@ def e2m1_word(values: list[Any], *, scaled: bool = False, apart: bool = False, a
     if not scaled:
         values = [multiply(value, E2M1_UNIT) for value in values]
     rest = "" if apart or away else _KEEP_REST.format("lo") + _KEEP_REST.format("hi")
-    code = _E2M1_PAIR.format(rest=rest, round=_AWAY if away else _TO_EVEN)
-    pairs = []  # a code in the upper four bits of each half
+    codes, halves = [], []
     for low, high in ((0, 2), (1, 3), (4, 6), (5, 7)):
-        pairs += assemble(code, [Int32], [Float32(values[low]), Float32(values[high])])
-    halves = []
-    for even, odd in (pairs[:2], pairs[2:]):
-        merge = "{ .reg .b32 e; shr.u32 e, $1, 4; lop3.b32 $0, e, $2, 0xF000F000, 0xD8; }"
-        halves += assemble(merge, [Int32], [even, odd])
-    return permute_bytes(halves[0], halves[1], 0x7531)
+        start = 0x64006400 + (0x100 - _CARRY << 16 if low % 2 == 0 else 0)
+        lines = _TO_EVEN.format(*(start + rise * 0x10001 for rise in (0, 2, 4)))
+        code = _E2M1_PAIR.format(rest=rest, round=_AWAY if away else lines)
+        rounded, half = assemble(code, [Int32, Int32], [Float32(values[low]), Float32(values[high])])
+        codes.append(rounded)
+        halves.append(half)
+    merge, byte = (_MERGE_AWAY, 0x7531) if away else (_MERGE_TO_EVEN, 0x6420)
+    bytes_of = [assemble(merge, [Int32], codes[start : start + 2])[0] for start in (0, 2)]
+    word = permute_bytes(bytes_of[0], bytes_of[1], byte)
+    signs = [permute_bytes(halves[start], halves[start + 2], 0x7531) for start in (0, 1)]
+    (signs_of_all,) = assemble(_SIGNS, [Int32], signs)
+    return Int32(assemble(_WITH_SIGNS, [Int32], [word, signs_of_all])[0])
 
 
 def fp8_words(name: str, values: list[Any], native: bool) -> list[Int32]:

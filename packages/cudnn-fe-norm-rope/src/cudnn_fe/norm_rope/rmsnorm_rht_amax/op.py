@@ -146,7 +146,7 @@ def _check_threads(threads: Any, n: int) -> None:
 def _specialise(problem: RmsNormRhtAmax, where: Device) -> RowSpec:
     _, n = problem.extents
     width = access_bytes(problem.x_tensor, problem.w_tensor)
-    plan = row_plan(n, least_threads=2, clusters=where.capability >= (9, 0))
+    plan = row_plan(n, kept_vectors=4, least_threads=2, clusters=where.capability >= (9, 0))
     return RowSpec(n, width, problem.x_tensor.ndim, problem.w_tensor.ndim, plan, where.arch)
 
 

@@ -11,11 +11,12 @@ from cutlass import Int32, cute
 from cudnn_fe.core.block_scale.quantizer.spec import QuantizeSpec
 from cudnn_fe.core.cute.amax import clear_amax, fold_amax
 from cudnn_fe.core.cute.arguments import fake_tensor
+from cudnn_fe.core.cute.bfloat16_pairs import widen_pairs
 from cudnn_fe.core.cute.block_quantize import (
     BlockQuantizer,
+    first_code,
     largest_magnitudes,
     largest_of_pairs,
-    magnitude_pairs,
     store_codes,
     store_scales,
 )
@@ -73,6 +74,8 @@ class _Quantize:
         loaded = load_lines(source, at, bits, spec.x_access)
 
         def row_of(index: int) -> Any:
+            if cutlass.const_expr(spec.x_dtype == "bfloat16"):
+                return widen_pairs(loaded[index])
             return widen(x.element_type, loaded[index], SIDE)
 
         factor = None
@@ -80,9 +83,7 @@ class _Quantize:
             factor = as_float(load_global(norm.iterator.toint(), 4, Int32(1))[0])
         # All scales first: the maxima need the whole tile, the codes two rows at a time, made once for both directions.
         paired = bits == 16
-        tile = (
-            [magnitude_pairs(spec.x_dtype, words) for words in loaded] if paired else [row_of(j) for j in range(SIDE)]
-        )
+        tile = loaded if paired else [row_of(j) for j in range(SIDE)]
         values = [value for row in tile for value in row]
         of_all = self.largest_of_all(values) if paired and spec.amax else values
         find = largest_of_pairs if paired else largest_magnitudes
@@ -94,12 +95,18 @@ class _Quantize:
             multipliers.append(
                 store_scales(quantizer, place, largest[number], factor, scales, source, at, paired=paired)
             )
+        targets = [Matrix.of(results[2 * number], (0, 1, 2)) for number in range(len(self.directions))]
+        places = [
+            first_code(*direction, target, at) for direction, target in zip(self.directions, targets, strict=True)
+        ]
         for first in cutlass.range_constexpr(0, SIDE, 2):
             rows = [row_of(first), row_of(first + 1)]
             for number in cutlass.range_constexpr(len(self.directions)):
                 quantizer, place = self.directions[number]
-                target, by = Matrix.of(results[2 * number], (0, 1, 2)), multipliers[number]
-                store_codes(quantizer, place, rows, by, factor, target, source, at, first, spec.out_access)
+                target, by, goal = targets[number], multipliers[number], places[number]
+                places[number] = store_codes(
+                    quantizer, place, rows, by, factor, target, source, at, first, spec.out_access, goal
+                )
         if cutlass.const_expr(amax is not None):
             fold_amax(amax.iterator.toint(), of_all)
 

@@ -158,6 +158,9 @@ def test_torch_autograd() -> None:
     for name, leaf in leaves.items():
         if name not in ("cos", "sin"):
             assert_close(t[name].grad, leaf.grad, tolerance("float32", 8), name)
+    learned = {n: x.detach().requires_grad_(n in ("h", "sin")) for n, x in t.items()}
+    with pytest.raises(NotImplementedError, match="cos, sin: got tables that require a gradient"):
+        forward(*(learned[n] for n in NAMES), GQA)["out"].sum().backward()
     with torch.no_grad():
         assert torch.equal(forward(*(t[n] for n in NAMES), GQA)["out"], got["out"])
     frozen = {n: x.detach() for n, x in t.items()}

@@ -50,7 +50,8 @@ def gated_attention_block_forward(
 ) -> TupleDict:
     """A whole attention block: projection, norms, partial RoPE, attention, sigmoid gate, output projection.
 
-    Differentiable in h and all weights under torch autograd and JAX.
+    Differentiable in h and all weights under torch autograd and JAX. The tables are constants: torch refuses to
+    differentiate them, JAX gives zeros.
 
     Args:
         h: Hidden states (B, S, d_model): float16, bfloat16, float32 or float64; with ``thd`` packed, (T, d_model) or

@@ -7,8 +7,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from cudnn_fe import attention
+from cudnn_fe.attention.hstu import legacy
+from cudnn_fe.attention.namespaces import CSA, DSA, NSA
 from cudnn_fe_testkit.compare import to_float64
 from cudnn_fe_testkit.inputs import Framework, convert
 
@@ -164,3 +167,70 @@ def test_nothing(framework: Framework, case: int) -> None:
     assert len(found) == len(wanted)
     for result, value in zip(found, wanted, strict=True):
         assert (to_float64(result) == value).all()
+
+
+Q, NONE, ENDS, EMPTY = torch.ones(3, 2, 8), torch.ones(0, 2, 8), torch.tensor([0, 3]).int(), torch.tensor([0, 0]).int()
+LISTS = torch.zeros(3, 2, 2).int(), torch.ones(3, 2).int()
+TOKENS = torch.ones(3, 6), torch.ones(3, 6), torch.ones(4, 6), ENDS, EMPTY
+# The class, its tensors before the results and after them, and shape and value of each result.
+CLASSES: list[tuple[Any, tuple[Any, ...], tuple[Any, ...], dict[str, Any], list[tuple[tuple[int, ...], float]]]] = [
+    (NSA.CompressionAttention, (Q, NONE, NONE), (ENDS, EMPTY), {}, [((3, 2, 8), 0), ((3, 2, 1), -INF)]),
+    (
+        NSA.SelectionAttention,
+        (Q, NONE, NONE),
+        (*LISTS, ENDS, EMPTY),
+        {"block_size": 16},
+        [((3, 2, 8), 0), ((3, 2, 1), 0), ((3, 2, 1), -INF)],
+    ),
+    (
+        NSA.SlidingWindowAttention,
+        (Q[None], Q[None, :, :0], Q[None, :, :0]),
+        (),
+        {"left_bound": 3},
+        [((1, 3, 2, 8), 0), ((1, 3, 2, 1), -INF)],
+    ),
+    (legacy.HSTUFwdSm100, (Q, NONE, NONE), (ENDS, EMPTY), {"max_seqlen_q": 3, "max_seqlen_k": 3}, [((3, 2, 8), 0)]),
+    (
+        legacy.HSTUBwdSm100,
+        (Q, Q, NONE, NONE),
+        (ENDS, EMPTY),
+        {"max_seqlen_q": 3, "max_seqlen_k": 3},
+        [((3, 2, 8), 0), ((0, 2, 8), 0), ((0, 2, 8), 0)],
+    ),
+]
+
+
+@pytest.mark.parametrize("case", range(len(CLASSES)), ids=lambda i: CLASSES[i][0].__name__)
+def test_classes_write_all_of_their_buffers(case: int) -> None:
+    """No keys: every element of every result is written."""
+    made, before, after, options, wanted = CLASSES[case]
+    results = [torch.full(shape, torch.nan) for shape, _ in wanted]
+    made(*before, *results, *after, **options)(*before, *results, *after)
+    for result, (_, value) in zip(results, wanted, strict=True):
+        assert (result == value).all()
+
+
+def test_classes_with_other_orders_write_all_of_their_buffers() -> None:
+    grads = [torch.full_like(x, torch.nan) for x in TOKENS[:3]]
+    rows = torch.ones(0, 3)
+    CSA.CSACompressorBackward(*TOKENS, rows)(*TOKENS, rows, *grads)
+    assert not any(x.any() for x in grads)
+
+    scores, ids, values = torch.ones(2, 0), torch.zeros(2, 3).int(), torch.full((2, 3), torch.nan)
+    DSA.IndexerTopK(scores, EMPTY, 3)(scores, EMPTY, out_indices=ids, out_values=values)
+    assert (ids == -1).all()
+    assert (values == -INF).all()
+
+    kv, lists, sink = torch.ones(0, 8), torch.zeros(3, 2).int(), torch.zeros(2)
+    out, lse, dq, d_sink = (torch.full(shape, torch.nan) for shape in ((3, 2, 8), (3, 2), (3, 2, 8), (2,)))
+    forward = DSA.SparseAttentionForward(Q, kv, lists)
+    forward.compile()
+    forward.execute(Q, kv, lists, out=out, lse=lse)
+    assert not out.any()
+    assert (lse == INF).all()
+    samples = (Q, kv, out, Q, lse, sink, lists, dq, kv.clone())
+    backward = DSA.SparseAttentionBackward(*samples)
+    backward.compile()
+    backward.execute(*samples, d_sink=d_sink)
+    assert not dq.any()
+    assert not d_sink.any()

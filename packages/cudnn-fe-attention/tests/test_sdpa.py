@@ -171,6 +171,22 @@ def test_finite_differences(lengths: Any) -> None:
     assert_slopes(lambda x: (forward(x)[0] * do).sum(), at, grads)
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_infinite_sinks(framework: Framework) -> None:
+    """A sink of plus infinity leaves nothing to the keys; one of minus infinity takes nothing."""
+    case = make(is_causal=True)
+    plain = sdpa_backward(**case.arrays, is_causal=True)
+    sink = np.asarray([np.inf, -np.inf, np.inf, -np.inf], np.float32).reshape(1, HEADS, 1, 1)
+    arrays = {**case.arrays, "stats_tensor": np.maximum(case.arrays["stats_tensor"], sink), "sink_token": sink}
+    arrays["o_tensor"] = np.where(sink > 0, 0, arrays["o_tensor"])
+    got = sdpa_backward(**{name: convert(x, framework) for name, x in arrays.items()}, is_causal=True)
+    assert not to_float64(got["dsink_tensor"]).any()
+    dq = to_float64(got["dq_tensor"])
+    assert not dq[:, ::2].any()
+    assert_close(dq[:, 1::2], plain["dq_tensor"][:, 1::2], 2.0**-20)
+    assert np.isfinite(to_float64(got["dk_tensor"])).all()
+
+
 def packed_case() -> tuple[list[Any], Any, list[slice]]:
     """Two sequences, of 3 and 5 tokens, with rows of NaN after each of them."""
     case = make(lengths=[(3, 3), (5, 5)], is_causal=True)

@@ -74,6 +74,7 @@ def sparse_truth(given: dict[str, Any]) -> tuple[list[torch.Tensor], torch.Tenso
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_sparse(framework: Framework, kind: str) -> None:
     given = make(kind)
+    given["q"][1, 0], given["w"][1, 0] = np.nan, np.nan  # a query without keys
     leaves, predict, signal = sparse_truth(given)
     loss = np.asarray([LOSS], np.float32)
     for whole in (False, True):
@@ -252,6 +253,7 @@ def test_hidden_nan_is_not_read() -> None:
     grads = dense(q, w, k, nan, one, nan, one, one[:, :1], ratio=2)
     assert np.isnan(grads["d_index_q"][0, 1:]).all()  # the scores of what is seen are NaN
     assert not grads["d_index_q"][0, 0].any()
+    assert not grads["d_weights"][0, 0].any()
     assert not grads["d_index_k"][0, 1:].any()
     score = np.ones((1, 3, 3), np.float32)
     grads = dense(q, w, k, score, one, score, one, one[:, :1], ratio=2)

@@ -123,8 +123,7 @@ _E2M1_PAIR = (
 _CARRY = 6
 _MERGE_TO_EVEN = "mad.lo.s32 $0, $2, 16, $1;"
 _MERGE_AWAY = "{ .reg .b32 e; shr.u32 e, $1, 4; lop3.b32 $0, e, $2, 0xF000F000, 0xD8; }"
-_SIGNS = "{ .reg .b32 e; shr.u32 e, $1, 4; lop3.b32 $0, e, $2, 0x80808080, 0xD8; }"
-_WITH_SIGNS = "lop3.b32 $0, $1, $2, 0x88888888, 0xF8;"
+_WITH_SIGNS = "lop3.b32 $0, $1, $2, {mask:#x}, 0xF8;"  # of bytes that are all ones where a value is negative
 
 
 def e2m1_word(values: list[Any], *, scaled: bool = False, apart: bool = False, away: bool = False) -> Int32:
@@ -151,9 +150,10 @@ def e2m1_word(values: list[Any], *, scaled: bool = False, apart: bool = False, a
     merge, byte = (_MERGE_AWAY, 0x7531) if away else (_MERGE_TO_EVEN, 0x6420)
     bytes_of = [assemble(merge, [Int32], codes[start : start + 2])[0] for start in (0, 2)]
     word = permute_bytes(bytes_of[0], bytes_of[1], byte)
-    signs = [permute_bytes(halves[start], halves[start + 2], 0x7531) for start in (0, 1)]
-    (signs_of_all,) = assemble(_SIGNS, [Int32], signs)
-    return Int32(assemble(_WITH_SIGNS, [Int32], [word, signs_of_all])[0])
+    for first, mask in ((0, 0x08080808), (1, 0x80808080)):
+        signs = permute_bytes(halves[first], halves[first + 2], 0xFDB9)
+        (word,) = assemble(_WITH_SIGNS.format(mask=mask), [Int32], [word, signs])
+    return Int32(word)
 
 
 def fp8_words(name: str, values: list[Any], native: bool) -> list[Int32]:

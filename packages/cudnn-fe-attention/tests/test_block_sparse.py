@@ -156,21 +156,38 @@ def test_layouts_and_padding(framework: Framework) -> None:
     assert np.array_equal(to_float64(out["lse_tensor"]), to_float64(plain["lse_tensor"]))
 
 
-def test_packed_lists_of_grouped_heads() -> None:
-    """Lists per 128 rows of a group, query heads innermost, mean what the spelt-out mask says."""
+@pytest.mark.parametrize("sizes", [0, 1, 2, 3])
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_packed_lists_of_grouped_heads(framework: Framework, sizes: int) -> None:
+    """Lists per 128 rows of a group, query heads innermost, mean what the spelt-out mask says; one list is empty."""
     rng = np.random.default_rng(3)
     q, k = normal((1, 4, 100, 8), seed=1), normal((1, 2, 300, 8), seed=2)
     lists = np.asarray([[[rng.permutation(3)[:2] for _ in range(2)] for _ in range(2)]], np.int32)
+    counts = np.asarray([[[2, 1], [0, 2]]], np.int32)
+    shape = [(), (3,), (1, 3), (1, 2, 3)][sizes]
+    valid = rng.integers(1, 129, shape).astype(np.int32) if sizes else None
     mask = torch.zeros(1, 4, 100, 300, dtype=torch.bool)
     for head in range(4):
         for i in range(100):
-            for j in lists[0, head // 2, (i * 2 + head % 2) // 128]:
-                mask[0, head, i, j * 128 : (j + 1) * 128] = True
-    o, lse = dense(double(q), double(k), double(k), mask, 8**-0.5)
+            row = 0, head // 2, (i * 2 + head % 2) // 128
+            for j in lists[row][: counts[row]]:
+                at = [(), (j,), (0, j), (0, head // 2, j)][sizes]
+                length = 128 if valid is None else valid[at]
+                mask[0, head, i, j * 128 : j * 128 + length] = True
+    leaves = [double(x).requires_grad_() for x in (q, k)]
+    o, lse = dense(leaves[0], leaves[1], leaves[1], mask, 8**-0.5)
+    o.square().sum().backward()
+    a, b = (convert(x, framework) for x in (q, k))
+    meta = {"q2k_block_index": lists, "q2k_block_nums": counts, "block_sizes": valid}
+    meta = {name: None if x is None else convert(x, framework) for name, x in meta.items()}
     for pack in (None, True):
-        out = block_sparse_attention_forward(q, k, k, lists, sparse_block_size=128, pack_gqa=pack)
-        assert_close(out["o_tensor"], o, attention_tolerance("float32", 2, 300))
-        assert_close(out["lse_tensor"], lse, attention_tolerance("float32", 0, 300))
+        out = block_sparse_attention_forward(a, b, b, **meta, sparse_block_size=128, pack_gqa=pack)
+        assert_close(out["o_tensor"], o.detach(), attention_tolerance("float32", 2, 300))
+        assert_close(out["lse_tensor"], lse.detach(), attention_tolerance("float32", 0, 300))
+    grads = block_sparse_attention_backward(2 * out["o_tensor"], a, b, b, *out, **meta, sparse_block_size=128)
+    assert_close(grads["dq_tensor"], leaves[0].grad, attention_tolerance("float32", 4, 300))
+    both = to_float64(grads["dk_tensor"]) + to_float64(grads["dv_tensor"])
+    assert_close(both, leaves[1].grad, attention_tolerance("float32", 4, 300))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -213,11 +230,22 @@ def test_zero_and_one(framework: Framework, batch: int, queries: int, keys: int)
     assert (to_float64(grads["dv_tensor"]) == (4 if queries else 0)).all()  # two heads, each with a gradient of 2
 
 
-def test_a_block_listed_twice_counts_once() -> None:
-    x = normal((1, 1, 64, 8))
-    once, twice = (np.full((1, 1, 1, n), 0, np.int32) for n in (1, 2))
-    results = [block_sparse_attention_forward(x, x, x, lists, sparse_block_size=64) for lists in (once, twice)]
-    assert np.array_equal(results[0]["o_tensor"], results[1]["o_tensor"])
+@pytest.mark.parametrize("listed", [[1, 1], [1, -1], [-(2**31), 1, 2, 2**31 - 1]])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_block_counts_once_and_ids_of_none_count_nothing(framework: Framework, listed: list[int]) -> None:
+    """Of blocks 0 and 1, however often and beside whatever they are listed."""
+    x = convert(normal((1, 1, 100, 8)), framework)
+    once, given = (
+        convert(np.asarray(ids, np.int32).reshape(1, 1, 1, -1).repeat(2, 2), framework) for ids in ([1], listed)
+    )
+    wanted, got = (block_sparse_attention_forward(x, x, x, ids, sparse_block_size=64) for ids in (once, given))
+    grads = [
+        block_sparse_attention_backward(x, x, x, x, *result, ids, sparse_block_size=64)
+        for result, ids in ((wanted, once), (got, given))
+    ]
+    for a, b in zip((*wanted, *grads[0]), (*got, *grads[1]), strict=True):
+        assert np.array_equal(to_float64(a), to_float64(b))
+    assert np.isfinite(to_float64(got["lse_tensor"])).all()
 
 
 def test_jax_under_jit_and_grad() -> None:
@@ -311,6 +339,29 @@ def _good() -> dict[str, Any]:
 def test_refusals(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         block_sparse_attention_forward(**{**_good(), **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"do_tensor": np.ones((1, 2, 63, 8), np.float32)}, "do_tensor: got"),
+        ({"do_tensor": np.ones((1, 2, 64, 8), np.float16)}, "do_tensor: got float16"),
+        ({"o_tensor": np.ones((1, 2, 64, 4), np.float32)}, "o_tensor: got"),
+        ({"o_tensor": np.ones((1, 2, 8, 64), np.float32).swapaxes(2, 3)}, "o_tensor: got strides"),
+        ({"lse_tensor": np.ones((1, 2, 64, 1), np.float32)}, "lse_tensor: got"),
+        ({"lse_tensor": np.ones((1, 2, 64), np.float16)}, "lse_tensor: got float16"),
+        ({"dlse_tensor": np.ones((1, 2, 63), np.float32)}, "dlse_tensor: got"),
+        ({"bucket_size_blocks": 0}, "bucket_size_blocks: got 0"),
+        ({"dk_tensor": np.ones((1, 2, 64, 8), np.float16)}, "dk_tensor: got float16"),
+        ({"dv_tensor": np.ones((1, 2, 8, 64), np.float32).swapaxes(2, 3)}, "dv_tensor: got strides"),
+        ({"q2k_block_index": np.zeros((1, 2, 2, 3), np.int32)}, "q2k_block_index: got"),
+    ],
+)
+def test_backward_refusals(change: dict[str, Any], message: str) -> None:
+    x = np.ones((1, 2, 64, 8), np.float32)
+    more = {"do_tensor": x, "o_tensor": x, "lse_tensor": x[..., 0].copy()}
+    with pytest.raises(ValueError, match=message):
+        block_sparse_attention_backward(**{**_good(), **more, **change})
 
 
 def test_packing_what_cannot_be_packed_is_refused() -> None:

@@ -78,6 +78,12 @@ def test_forward_and_backward(framework: Framework, kind: str, ratio: int, coff:
         assert not to_float64(got)[leaf.grad.numpy() == 0].any(), name
 
 
+def test_rows_of_fewer_tokens_than_a_block_are_refused() -> None:
+    x, ends = np.ones((3, 6), np.float32), np.asarray([0, 3], np.int32)
+    with pytest.raises(ValueError, match="total_comp: got 1 rows of 3 tokens, wanted 0"):
+        csa_compressor_forward(x, x, np.ones((4, 6), np.float32), ends, ends * 0, total_comp=1)
+
+
 def test_long_blocks() -> None:
     lengths = (300, 127, 256)
     given, rows = make("float32", 128, 2, lengths)
@@ -145,6 +151,20 @@ def test_classes_and_wrappers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("grad", "message"),
+    [
+        (np.ones((2, 4), np.float32), r"grad_out: got \(2, 4\)"),
+        (np.ones(2, np.float32), "grad_out: got shape"),
+        (np.ones((2, 3), np.float16), "grad_out: got float16"),
+    ],
+)
+def test_backward_refusals(grad: Any, message: str) -> None:
+    x, ends = np.ones((8, 6), np.float32), np.asarray([0, 8], np.int32)
+    with pytest.raises(ValueError, match=message):
+        csa_compressor_backward(x, x, x[:4], ends, np.asarray([0, 2], np.int32), grad)
+
+
+@pytest.mark.parametrize(
     ("position", "value", "options", "message"),
     [
         (0, np.ones((8, 7), np.float32), {}, "kv: got 7 columns"),
@@ -159,6 +179,8 @@ def test_classes_and_wrappers() -> None:
         (4, None, {"coff": 3}, "coff: got 3"),
         (4, None, {"head_dim": 6}, "kv: got 6 columns"),
         (4, None, {"total_comp": -1}, "total_comp: got -1"),
+        (4, None, {"ratio": 128}, r"ape: got \(4, 6\), wanted .* \(128, 6\)"),
+        (0, np.ones((6, 8), np.float32).T, {}, "kv: got strides"),
     ],
 )
 def test_refusals(position: int, value: Any, options: dict[str, Any], message: str) -> None:

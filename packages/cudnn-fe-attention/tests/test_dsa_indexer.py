@@ -257,6 +257,26 @@ def test_ties_go_to_the_smaller_id() -> None:
     assert top_k_of(q, k, -w, 5, ratio=1, deterministic=True)["indices"][0, 7].tolist() == [1, 3, 5, 7, 0]
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_more_keys_are_wanted_than_there_are(framework: Framework, packed: bool) -> None:
+    """Every visible key comes, best first; the other slots are empty."""
+    given, more = make(packed=packed), positions(framework, packed=packed)
+    arrays = [convert(x, framework) for x in given]
+    ids, logits, softmax = top_k_of(*arrays, 9, sm_scale=SM, topk_indices_global=False, **more)
+    ids, logits, softmax = (to_float64(x).reshape(-1, 9) for x in (ids, logits, softmax))
+    wanted = exact_scores(*flat(given), packed=packed, width=9)
+    for first, queries, _, keys, offset in segments(packed=packed):
+        for row in range(first, first + queries):
+            count = visible(row - first, offset, keys)
+            assert sorted(ids[row, :count]) == list(range(count))
+            assert (ids[row, count:] == -1).all()
+            assert_close(logits[row, :count], wanted[row].sort(descending=True).values[:count], tolerance("float32"))
+            assert np.isneginf(logits[row, count:]).all()
+            assert not softmax[row, count:].any()
+            assert abs(softmax[row].sum() - (count > 0)) < 1e-6
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_no_keys_and_no_queries(framework: Framework) -> None:
     q, k, w = (

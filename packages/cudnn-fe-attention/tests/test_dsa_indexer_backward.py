@@ -10,7 +10,7 @@ import torch
 
 from cudnn_fe import attention
 from cudnn_fe.attention.namespaces import DSA
-from cudnn_fe_testkit.attention import attention_tolerance, double
+from cudnn_fe_testkit.attention import assert_slopes, attention_tolerance, double
 from cudnn_fe_testkit.compare import assert_close, to_float64
 from cudnn_fe_testkit.inputs import Framework, convert, normal
 
@@ -40,10 +40,10 @@ def make(kind: str) -> dict[str, Any]:
     """Distinct ids per query, some slots empty, a key that nobody lists and holds NaN."""
     rng = np.random.default_rng(3)
     ids = np.stack([rng.permutation(SK - 1)[:K] for _ in range(B * SQ)]).reshape(B, SQ, K).astype(np.int32)
-    ids[0, 2, 2:], ids[1, 0] = -1, -1
+    ids[0, 2, 2:], ids[1, 0], ids[0, 4, 1] = -1, -1, SK  # the last is no key, and not the next sequence's first one
     q, w, k = normal((B, SQ, H, D), kind, seed=1), normal((B, SQ, H), kind, seed=2), normal((B, SK, D), kind, seed=3)
     k[:, SK - 1] = np.nan
-    target = np.where(ids < 0, 0, rng.random((B, SQ, K)) + 0.1)
+    target = np.where((ids < 0) | (ids >= SK), 0, rng.random((B, SQ, K)) + 0.1)
     target = target / np.maximum(target.sum(-1, keepdims=True), 1e-30)
     return {"q": q, "w": w, "k": k, "target": target.astype(np.float32), "ids": ids}
 
@@ -54,7 +54,7 @@ def sparse_truth(given: dict[str, Any]) -> tuple[list[torch.Tensor], torch.Tenso
     q, w, k = leaves
     total, predict, by_score = torch.zeros((), dtype=torch.float64), torch.zeros(B, SQ, K, dtype=torch.float64), []
     for b, r in np.ndindex(B, SQ):
-        slots = np.flatnonzero(given["ids"][b, r] >= 0)
+        slots = np.flatnonzero((given["ids"][b, r] >= 0) & (given["ids"][b, r] < SK))
         if not len(slots):
             continue
         s = scores(q[b, r][None], k[b, given["ids"][b, r, slots].astype(int)], w[b, r][None])[0]
@@ -74,12 +74,14 @@ def sparse_truth(given: dict[str, Any]) -> tuple[list[torch.Tensor], torch.Tenso
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_sparse(framework: Framework, kind: str) -> None:
     given = make(kind)
+    given["q"][1, 0], given["w"][1, 0] = np.nan, np.nan  # a query without keys
     leaves, predict, signal = sparse_truth(given)
     loss = np.asarray([LOSS], np.float32)
     for whole in (False, True):
         ids = given["ids"]
         if whole:
-            ids = np.where(ids < 0, -1, ids + SK * np.arange(B, dtype=np.int32)[:, None, None]).astype(np.int32)
+            first = SK * np.arange(B, dtype=np.int32)[:, None, None]
+            ids = np.where(ids < 0, -1, np.where(ids < SK, ids + first, B * SK)).astype(np.int32)
         operands = (given["q"], given["w"], given["k"], given["target"], predict.float().numpy(), ids, loss)
         grads = sparse(*(convert(x, framework) for x in operands), SM, COEFF, whole)
         assert list(grads.keys()) == ["d_index_q", "d_weights", "d_index_k", "d_score"]
@@ -89,6 +91,51 @@ def test_sparse(framework: Framework, kind: str) -> None:
         # Differences of probabilities that were rounded to float32: an error of the size of what is subtracted.
         assert_close(grads["d_score"], signal, attention_tolerance("float32", 8, K))
         assert not to_float64(grads["d_index_k"])[:, SK - 1].any()
+
+
+def test_finite_differences_of_lists() -> None:
+    given = {name: x if name == "ids" else x.astype(np.float64) for name, x in make("float32").items()}
+    at = {name: double(given[name]).nan_to_num(0) for name in ("q", "w", "k")}
+    target = double(given["target"])
+
+    def predictions(x: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss, and the probabilities of all slots."""
+        total, predict = torch.zeros((), dtype=torch.float64), torch.zeros(B, SQ, K, dtype=torch.float64)
+        for b, r in np.ndindex(B, SQ):
+            slots = np.flatnonzero((given["ids"][b, r] >= 0) & (given["ids"][b, r] < SK))
+            s = scores(x["q"][b, r][None], x["k"][b, given["ids"][b, r, slots]], x["w"][b, r][None])[0]
+            predict[b, r, slots] = torch.softmax(s, -1)
+            total = total + loss_of(s, target[b, r, slots], B * SQ)
+        return total, predict
+
+    operands = (given["q"], given["w"], given["k"], given["target"], predictions(at)[1].numpy(), given["ids"])
+    grads = sparse(*operands, np.asarray([LOSS]), SM, COEFF)
+    slopes = {name: grads[f"d_{full}"] for name, full in (("q", "index_q"), ("w", "weights"), ("k", "index_k"))}
+    assert_slopes(lambda x: predictions(x)[0], at, slopes)
+
+
+def test_finite_differences_of_all_keys() -> None:
+    at = {
+        "q": double(normal((1, SQ, H, D), "float64", seed=1)),
+        "w": double(normal((1, SQ, H), "float64", seed=2)),
+        "k": double(normal((1, SK, D), "float64", seed=3)),
+    }
+    attn = double(np.random.default_rng(6).random((1, SQ, SK)) + 0.1)
+    seen = torch.tensor([[j < visible(r, 3, SK) for j in range(SK)] for r in range(SQ)])
+    norm = (attn * seen).sum(-1)
+
+    def logits(x: dict[str, torch.Tensor]) -> torch.Tensor:
+        return scores(x["q"][0], x["k"][0], x["w"][0]).masked_fill(~seen, -torch.inf)
+
+    def loss(x: dict[str, torch.Tensor]) -> torch.Tensor:
+        log_p = torch.log_softmax(logits(x), -1)
+        return -LOSS * COEFF / SQ * (attn[0] / norm[0, :, None] * log_p)[seen].sum()
+
+    s = logits(at)
+    operands = (*at.values(), attn, norm, s[None], torch.logsumexp(s, -1)[None], torch.tensor([LOSS]).double())
+    offsets = torch.tensor([3], dtype=torch.int32)
+    grads = dense(*operands, SM, COEFF, RATIO, q_causal_offsets=offsets)
+    assert_slopes(loss, at, dict(zip(at, (grads["d_index_q"], grads["d_weights"], grads["d_index_k"]), strict=True)))
 
 
 def test_the_wrapper_overwrites_the_target() -> None:
@@ -206,6 +253,7 @@ def test_hidden_nan_is_not_read() -> None:
     grads = dense(q, w, k, nan, one, nan, one, one[:, :1], ratio=2)
     assert np.isnan(grads["d_index_q"][0, 1:]).all()  # the scores of what is seen are NaN
     assert not grads["d_index_q"][0, 0].any()
+    assert not grads["d_weights"][0, 0].any()
     assert not grads["d_index_k"][0, 1:].any()
     score = np.ones((1, 3, 3), np.float32)
     grads = dense(q, w, k, score, one, score, one, one[:, :1], ratio=2)

@@ -143,11 +143,40 @@ def test_packed_refusals(change: dict[str, Any], message: str) -> None:
         ({"cand_buffer": np.zeros(3, np.float32)}, "cand_buffer: got 3 elements, wanted 4"),
         ({"topk_indices_global": 2}, "topk_indices_global: got 2"),
         ({"deterministic": None}, "deterministic: got None"),
+        ({"return_softmax": "yes"}, "return_softmax: got 'yes'"),
+        ({"lse_out": np.zeros((1, 3), np.float32)}, r"lse: got \(1, 3\), wanted \(1, 4\)"),
+        ({"lse_out": np.zeros((1, 4), np.float64)}, "lse: got float64, wanted float32"),
+        ({"out_indices": np.zeros((1, 4, 1), np.int64)}, "indices: got int64, wanted int32"),
+        ({"out_logits": np.zeros((1, 4, 2), np.float32)}, "logits: got"),
+        ({"softmax_out": np.zeros((1, 4, 2), np.float32)}, "softmax: got"),
     ],
 )
 def test_top_k_refusals(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         top_k_of(**{"q": _Q, "k": _K, "w": _W, "top_k": 1, "ratio": 2, **change})
+
+
+@pytest.mark.parametrize("more", [{"return_lse": True}, {"q_causal_offsets": np.zeros(1, np.int32)}])
+def test_windows_with_more_than_plain_scores_are_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match=r"microbatch_rows: got 2 with .* a log-sum-exp, offsets or scales"):
+        top_k_of(_Q, _K, _W, 1, 2, microbatch_rows=2, **more)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_seqlen_q": 4}, "max_seqlen_q, max_seqlen_k: got a length, wanted None without is_thd"),
+        ({"is_thd": True}, "max_seqlen_q: got None, wanted the longest sequence"),
+        ({"is_thd": True, "max_seqlen_q": 4, "max_seqlen_k": 3}, "max_seqlen_k: got 3, wanted 2, the columns of out"),
+        ({"ratio": 0}, "ratio: got 0"),
+    ],
+)
+def test_dense_class_refusals(options: dict[str, Any], message: str) -> None:
+    samples = [torch.from_numpy(x) for x in (_Q, _K, _W)] + [torch.zeros(1, 4, 2), torch.zeros(1, 4)]
+    if options.get("is_thd"):
+        samples = [x[0] for x in samples]
+    with pytest.raises(ValueError, match=message):
+        DSA.DenseIndexerScoreRecompute(*samples, **options).check_support()
 
 
 def test_block_scale_refusals() -> None:

@@ -52,6 +52,22 @@ def test_top_k(framework: Framework, kind: str) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_top_k_of_special_scores(framework: Framework) -> None:
+    """A minus infinity that is there is a score like others; a NaN lies beyond the infinity of its sign."""
+    row = np.asarray([np.nan, -np.inf, -1, np.inf, -np.inf, -np.nan, 1], np.float32)
+    assert np.signbit(row[5])
+    order = [0, 3, 6, 2, 1, 4, 5]
+    scores = convert(row[None], framework)
+    for count in (1, 2, 5, 7, 9):
+        for length in (7, 9, 0):  # all, more than there are, none
+            indices, values = top_k_of(scores, convert(np.asarray([length], np.int32), framework), count)
+            wanted = sorted(order[:count]) if length else []
+            assert to_float64(indices)[0].tolist() == wanted + [-1] * (count - len(wanted))
+            kept = [*row[wanted], *[-np.inf] * (count - len(wanted))]
+            np.testing.assert_array_equal(to_float64(values)[0], kept)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
 def test_top_k_of_nothing(framework: Framework, shape: tuple[int, int]) -> None:
     scores, lengths = (convert(x, framework) for x in (np.ones(shape, np.float16), np.ones(shape[0], np.int32)))
@@ -122,7 +138,7 @@ B, SQ, SK, H, D, K = 2, 5, 7, 3, 16, 4
 
 
 def make(kind: str) -> dict[str, Any]:
-    ids = np.random.default_rng(4).integers(-1, SK, (B, SQ, K)).astype(np.int32)
+    ids = np.random.default_rng(4).integers(-1, SK + 2, (B, SQ, K)).astype(np.int32)
     ids[0, 1], ids[1, 2, 1:] = -1, -1
     k = normal((B, SK, D), kind, seed=2)
     ids[ids == 3] = 2
@@ -144,6 +160,8 @@ def test_probabilities(framework: Framework, kind: str) -> None:
     given = make(kind)
     q, k, w, lse = (double(given[name]) for name in ("q", "k", "w", "lse"))
     arrays = {name: convert(x, framework) for name, x in given.items()}
+    named = (given["ids"] >= 0) & (given["ids"] < SK)
+    assert (given["ids"] >= SK).any()
     for lengths in (False, True):
         predict, target = torch.zeros(B, SQ, K, dtype=torch.float64), torch.zeros(B, SQ, K, dtype=torch.float64)
         for b, r in np.ndindex(B, SQ):
@@ -158,7 +176,7 @@ def test_probabilities(framework: Framework, kind: str) -> None:
         more = {"topk_length": arrays["lengths"]} if lengths else {}
         for ids, whole in (
             (given["ids"], False),
-            (np.where(given["ids"] < 0, -1, given["ids"] + SK * np.arange(B, dtype=np.int32)[:, None, None]), True),
+            (np.where(named, given["ids"] + SK * np.arange(B, dtype=np.int32)[:, None, None], B * SK), True),
         ):
             lists = convert(ids.astype(np.int32), framework)
             got = predict_of(arrays["q"], arrays["k"], arrays["w"], lists, topk_indices_global=whole, **more)

@@ -44,6 +44,9 @@ GEOMETRIES = {
     "mha": replace(GQA, h_q=2, h_kv=2),
     "dense": replace(GQA, is_causal=False),
     "window": replace(GQA, window_left=2, window_right=1),
+    "forward window": replace(GQA, window_left=0, window_right=1),
+    **{f"window of {n}": replace(GQA, window_left=n, window_right=0) for n in (1, 8, 9, 100)},  # of 9 tokens
+    "mqa": replace(GQA, h_kv=1, d_head=64),
     "no norm": replace(GQA, qk_norm=False),
     "all rotated": replace(GQA, rope_dim=32, attn_scale=0.3),
     "not rotated": replace(GQA, rope_dim=0),
@@ -155,6 +158,9 @@ def test_torch_autograd() -> None:
     for name, leaf in leaves.items():
         if name not in ("cos", "sin"):
             assert_close(t[name].grad, leaf.grad, tolerance("float32", 8), name)
+    learned = {n: x.detach().requires_grad_(n in ("h", "sin")) for n, x in t.items()}
+    with pytest.raises(NotImplementedError, match="cos, sin: got tables that require a gradient"):
+        forward(*(learned[n] for n in NAMES), GQA)["out"].sum().backward()
     with torch.no_grad():
         assert torch.equal(forward(*(t[n] for n in NAMES), GQA)["out"], got["out"])
     frozen = {n: x.detach() for n, x in t.items()}

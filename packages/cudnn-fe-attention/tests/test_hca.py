@@ -10,7 +10,7 @@ import torch
 
 from cudnn_fe import attention
 from cudnn_fe.attention.namespaces import DSA
-from cudnn_fe_testkit.attention import attention_tolerance, double
+from cudnn_fe_testkit.attention import assert_slopes, attention_tolerance, double
 from cudnn_fe_testkit.compare import assert_close, to_float64
 from cudnn_fe_testkit.inputs import Framework, convert, normal
 
@@ -69,6 +69,17 @@ def test_gradients(framework: Framework, rank: int, kind: str) -> None:
     hidden = ~mask(rank).any(0).numpy()
     assert hidden.sum() >= CP
     assert not to_float64(grads["dkv"])[hidden].any()
+
+
+def test_finite_differences() -> None:
+    given = [x.astype(np.float64) for x in make("float32", 1)]
+    at = dict(zip(("q", "kv", "sink"), (double(x).nan_to_num(0) for x in given), strict=True))
+    _, o, lse = truth(given, 1)
+    dout = normal((L, H, D), "float64", seed=5)
+    grads = backward(given[0], given[1], o.detach().numpy(), dout, lse.numpy(), given[2], cp_rank=1, cp_size=CP,
+                     softmax_scale=SCALE)  # fmt: skip
+    slopes = dict(zip(at, (grads["dq"], grads["dkv"], grads["d_sink"]), strict=True))
+    assert_slopes(lambda x: (truth(list(x.values()), 1)[1].detach() * double(dout)).sum(), at, slopes)
 
 
 def test_infinite_sinks() -> None:

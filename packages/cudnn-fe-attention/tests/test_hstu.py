@@ -78,7 +78,8 @@ def run(given: list[Any], framework: Framework, window: tuple[int, int] = (-1, -
     return hstu_attention_forward(*arrays, *ends, 9, 12, window, ALPHA, SCALING, **more)["o_tensor"]
 
 
-WINDOWS = [(-1, -1), (-1, 0), (12, 0), (0, 0), (2, 0), (-1, 3), (1, -1), (3, 2)]
+# Also at the edges of the longest sequence, of 12 keys.
+WINDOWS = [(-1, -1), (-1, 0), (12, 0), (0, 0), (2, 0), (-1, 3), (1, -1), (3, 2), (11, 0), (11, 11), (0, 12), (12, 12)]
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -121,8 +122,11 @@ def test_arbitrary_masks(framework: Framework) -> None:
     assert_close(o[:ROWS], wanted, attention_tolerance("float32", 2, 20))
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_pages(framework: Framework) -> None:
+@pytest.mark.parametrize(
+    ("framework", "window"),
+    [*((name, (-1, 0)) for name in FRAMEWORKS), ("numpy", (-1, -1)), ("torch", (3, 1)), ("numpy", (127, 0))],
+)
+def test_pages(framework: Framework, window: tuple[int, int]) -> None:
     """Sequences of 130, 0 and 5 keys on shuffled pages; slots past a sequence's end hold NaN."""
     lengths, pages = (130, 0, 5), {0: (4, 1), 2: (2,)}
     keys, values = (normal((135, 2, 8), seed=seed) for seed in (1, 2))
@@ -136,8 +140,8 @@ def test_pages(framework: Framework) -> None:
     poisoned = np.full_like(keys, np.nan)
     given = [convert(x, framework) for x in (q, poisoned, poisoned, *ends)]
     tables = [convert(x, framework) for x in (paged, *lists)]
-    out = hstu_attention_forward(*given, 3, 130, (-1, 0), 1.0, None, None, *tables)["o_tensor"]
-    plain = hstu_attention_forward(q, keys, values, *ends, 3, 130, (-1, 0))["o_tensor"]
+    out = hstu_attention_forward(*given, 3, 130, window, 1.0, None, None, *tables)["o_tensor"]
+    plain = hstu_attention_forward(q, keys, values, *ends, 3, 130, window)["o_tensor"]
     assert np.abs(plain).min() > 0
     assert_close(out, plain, attention_tolerance("float32", 0, 130))
 
@@ -212,6 +216,11 @@ def test_pages_have_no_derivative() -> None:
 
 
 _X, _E = np.ones((4, 2, 8), np.float32), np.asarray([0, 4], np.int32)
+_PAGES: dict[str, Any] = {
+    "paged_kv_tensor": np.zeros((1, 2, 128, 2, 8), np.float32),
+    "page_ids_tensor": np.zeros(1, np.int32),
+    "page_indptrs_tensor": np.asarray([0, 1], np.int32),
+}
 
 
 @pytest.mark.parametrize(
@@ -229,6 +238,15 @@ _X, _E = np.ones((4, 2, 8), np.float32), np.asarray([0, 4], np.int32)
         ({"window_size": (5, 0)}, r"window_size: got \(5, 0\)"),
         ({"window_size": (-2, 0)}, "window_size: got"),
         ({"window_size": 3}, "window_size: got 3"),
+        ({"window_size": (True, 0)}, r"window_size: got \(True, 0\)"),
+        ({"max_seqlen_q": 0}, "max_seqlen_q: got 0, wanted an int above 0"),
+        ({"max_seqlen_q": 4.0}, "max_seqlen_q: got 4.0"),
+        ({"func_tensor": np.zeros((1, 1, 3), np.int32)}, r"func_tensor: got \(1, 1, 3\), wanted .* L >= 4"),
+        ({"func_tensor": np.zeros((1, 1, 300), np.float32)}, "func_tensor: got float32"),
+        ({**_PAGES, "paged_kv_tensor": np.zeros((1, 2, 64, 2, 8), np.float32)}, "paged_kv_tensor: got"),
+        ({**_PAGES, "paged_kv_tensor": np.zeros((1, 2, 128, 2, 8), np.float16)}, "paged_kv_tensor: got float16"),
+        ({**_PAGES, "page_ids_tensor": np.zeros(1, np.int64)}, "page_ids_tensor: got int64"),
+        ({**_PAGES, "page_indptrs_tensor": _E[:1]}, "page_indptrs_tensor: got"),
         ({"alpha": float("inf")}, "alpha: got inf"),
         ({"scaling_seqlen": 0.0}, "scaling_seqlen: got 0.0"),
         ({"func_tensor": np.zeros((1, 2, 300), np.int32)}, "func_tensor: got"),

@@ -66,3 +66,25 @@ def test_under_jit(name: str) -> None:
         # middle of two numbers of a narrow type then falls to the other side.
         bound = 2.0**-8 if reference.dtype == torch.bfloat16 else 64 * 2.0**-24
         assert not x.size or rel_rms(to_float64(x), to_float64(reference)) <= bound
+
+
+@pytest.mark.parametrize(
+    "name", ["gated_delta_net_forward", "gated_delta_product_forward"]
+)  # others: in their own tests
+def test_gradients_under_jit(name: str) -> None:
+    """Of every operand that has one: what torch's autograd gives."""
+    operands, options = next((operands, options) for known, operands, options in CASES if known == name)
+    function = getattr(attention, name)
+    options = {key: x for key, x in options.items() if not key.startswith("checkpoint")}  # have no derivative
+    places = [i for i, x in enumerate(operands) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    leaves = {i: operands[i].detach().requires_grad_() for i in places}
+    function(*(leaves.get(i, x) for i, x in enumerate(operands)), **options)["o"].square().sum().backward()
+    arrays = [as_jax(x) if isinstance(x, torch.Tensor) else x for x in operands]
+
+    def loss(given: dict[int, Any]) -> Any:
+        return (function(*(given.get(i, x) for i, x in enumerate(arrays)), **options)["o"] ** 2).sum()
+
+    found = jax.jit(jax.grad(loss))({i: arrays[i] for i in places})
+    assert len(found) == 5
+    for i, leaf in leaves.items():
+        assert rel_rms(to_float64(found[i]), to_float64(leaf.grad)) <= 64 * 2.0**-24

@@ -309,6 +309,28 @@ def test_no_tokens(framework: Framework, op: str) -> None:
     assert grads["dk"].shape == (0, 2, K)
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])  # JAX has no float64 unless asked for
+@pytest.mark.parametrize("op", ["gdn", "kda"])
+def test_gates_and_states_wider_than_the_tokens(framework: Framework, op: str) -> None:
+    """They are rounded to the type of the sums; their gradients come in their own types."""
+    given, extra = make(op, spare=0), states(op)
+    wide = {"g": given["g"], **extra}
+    flags: dict[str, Any] = {"safe_gate": True}
+    do, ends = convert(normal((T, 2, V), seed=3), framework), convert(ENDS, framework)
+    found = []
+    for kind in (np.float32, np.float64):
+        operands = {**given, **{name: x.astype(kind) for name, x in wide.items()}}
+        arrays = {name: convert(x, framework) for name, x in operands.items()}
+        result = FORWARD[op](**arrays, cu_seqlens=ends, output_final_state=True, **flags)
+        grads = BACKWARD[op](**arrays, cu_seqlens=ends, do=do, **flags)
+        found.append([to_float64(x) for x in (*result, *grads)])
+        own = [grads[name] for name in ("dg", "d_initial_state", "d_a_log", "d_dt_bias")]
+        assert {str(x.dtype).removeprefix("torch.") for x in own} == {np.dtype(kind).name}
+    for narrow, other in zip(*found, strict=True):
+        # The gradients that float64 holds unrounded differ by that rounding.
+        assert_close(other, narrow, 2.0**-23)
+
+
 def test_one_sequence_does_not_touch_another() -> None:
     """Batch invariance, bit by bit; a NaN stays in its sequence."""
     given = make("gdn", spare=0)

@@ -16,6 +16,7 @@ from cudnn_fe_testkit.inputs import Framework, convert, normal
 # Arguments are spread from lists here, which the type checker cannot count.
 hstu_attention_backward: Any = attention.hstu_attention_backward
 nsa_compression_attention_forward: Any = attention.nsa_compression_attention_forward
+nsa_selection_attention_forward: Any = attention.nsa_selection_attention_forward
 nsa_sliding_window_attention_forward: Any = attention.nsa_sliding_window_attention_forward
 
 
@@ -69,6 +70,26 @@ def test_tiles_of_any_size_give_the_same_softmax(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tiles, "_ON_HOST", elements)
     for name, got in run().items():
         assert_close(got[:, :, 1:], wanted[name][:, :, 1:], 2.0**-20, name)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_tiles_that_hide_all_keys_of_a_query_leave_no_trace(
+    monkeypatch: pytest.MonkeyPatch, framework: Framework
+) -> None:
+    """Each query sees one block, the others come before and after it; every fifth query sees none."""
+    tokens, place = 70, np.arange(70)
+    lists = ((place + 3) % 5)[:, None, None].astype(np.int32)
+    counts = (place % 5 > 0)[:, None].astype(np.int32)
+    q, k, v = (normal((tokens, 1, 8), seed=seed) for seed in range(3))
+    q[::5] = np.nan  # of those that see nothing
+    given = (q, k, v, lists, counts, np.asarray([0, tokens], np.int32))
+    wanted = nsa_selection_attention_forward(*given, block_size=16)
+    monkeypatch.setattr(tiles, "_ON_HOST", 300)
+    got = nsa_selection_attention_forward(*(convert(x, framework) for x in given), block_size=16)
+    for name, result in got.items():
+        found, reference = np.asarray(result), wanted[name]
+        assert (found[::5] == {"o_tensor": 0, "l_tensor": 0, "m_tensor": -np.inf}[name]).all()
+        assert_close(found[counts[:, 0] > 0], reference[counts[:, 0] > 0], 2.0**-20, name)
 
 
 def test_tiles_are_squares_of_bounded_size_and_wide_for_few_queries() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe_testkit.compare import to_float64
 
-__all__ = ["attention_tolerance", "block_mask", "dense", "double"]
+__all__ = ["assert_slopes", "attention_tolerance", "block_mask", "dense", "double"]
 
 
 def double(x: Any) -> torch.Tensor:
@@ -58,6 +59,26 @@ def block_mask(
                     end = min(j * block + min(block, sizes(b, h, j)), keys)
                     mask[b, h, i, j * block : end] = True
     return mask
+
+
+def assert_slopes(
+    loss: Callable[[dict[str, torch.Tensor]], torch.Tensor], at: dict[str, torch.Tensor], grads: dict[str, Any]
+) -> None:
+    """Raises unless each gradient is the slope that central differences find along a direction of its input.
+
+    Args:
+        loss: A number of all inputs, in float64.
+        at: The inputs, by name.
+        grads: The gradient of each input that has one.
+    """
+    step = 1e-6  # an error of its square, and of the sum's roundings divided by it
+    for name, grad in grads.items():
+        direction = torch.randn(at[name].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        with torch.no_grad():
+            ahead, behind = (float(loss({**at, name: at[name] + s * direction})) for s in (step, -step))
+        slope, expected = float((double(grad) * direction).sum()), (ahead - behind) / (2 * step)
+        assert abs(slope - expected) <= 1e-6 * max(abs(expected), 1.0), f"{name}: {slope}, wanted {expected}"
+        assert slope != 0, name
 
 
 def attention_tolerance(kind: Any, roundings: int, terms: int = 1) -> float:

@@ -13,7 +13,7 @@ from cudnn_fe.attention.nsa_sliding_window import nsa_sliding_window_attention_f
 from cudnn_fe.attention.nsa_sliding_window.op import FORWARD as SLIDING_WINDOW
 from cudnn_fe.attention.nsa_topk import nsa_topk_reduction_forward
 from cudnn_fe.attention.nsa_topk.op import FORWARD as TOP_K
-from cudnn_fe.attention.operands import check_samples
+from cudnn_fe.attention.operands import check_samples, default_scale
 from cudnn_fe.core.legacy import LegacyClass, LegacyFunction, make_class, make_function
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec, spec_of
@@ -45,7 +45,7 @@ def _bound(op: Op, given: Given, results: tuple[str, ...], scalars: tuple[float,
 
 
 def _scale(given: Given, value: float | None) -> float:
-    return float(max(given["sample_q"].shape[-1], 1)) ** -0.5 if value is None else float(value)
+    return default_scale(given["sample_q"]) if value is None else float(value)
 
 
 def _flat(given: Given, name: str) -> bool:

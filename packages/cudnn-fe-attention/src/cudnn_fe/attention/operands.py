@@ -24,6 +24,7 @@ __all__ = [
     "Sign",
     "check_samples",
     "compact",
+    "default_scale",
     "deliver",
     "require_finite",
     "require_flag",
@@ -118,7 +119,7 @@ def deliver(
         given, wanted = spec_of(buffer, name), spec_of(result, name)
         if given.shape != wanted.shape:
             raise ShapeError(name, got=str(given.shape), wanted=str(wanted.shape), remedy="allocate like the operand")
-        require_same_dtype(wanted, given)
+        require_dtype(given, wanted.dtype.name)
         require_same_device(wanted, given)
         require_rows(given)
         if framework == "torch":
@@ -182,10 +183,15 @@ def require_finite(value: Any, name: str) -> float:
     return float(value)
 
 
+def default_scale(q: Any) -> float:
+    """``D ** -0.5`` of queries whose last dim is D; 1 for what has no dims, which the contract refuses by name."""
+    return 1.0 / math.sqrt(max((getattr(q, "shape", None) or (1,))[-1], 1))
+
+
 def softmax_factor(q: Any, given: Any, name: str = "softmax_scale", sign: Sign = "any") -> float:
     """The factor of scores: a finite number of that sign, or ``D ** -0.5`` of queries whose last dim is D."""
     if given is None:
-        return 1.0 / math.sqrt(max(q.shape[-1], 1))
+        return default_scale(q)
     if sign == "positive":
         return require_finite_positive(given, name)
     factor = require_finite(given, name)

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any
 
 from cudnn_fe.core.buffers import settled
-from cudnn_fe.core.choose import REFERENCE, choose
+from cudnn_fe.core.choose import REFERENCE, choose, unknown_backend
 from cudnn_fe.core.errors import FrameworkError, OptionError
 from cudnn_fe.core.frameworks import Framework, common_framework, torch_is_tracing
 from cudnn_fe.core.op import Op, Problem
@@ -83,6 +83,7 @@ def call(
 
     Raises:
         FrameworkError: Operands of several frameworks, or of none that can allocate results.
+        UnknownBackendError: A backend that is no name.
         OptionError: A scalar that is not a number, an option that cannot be hashed, a stream or buffers for JAX.
     """
     if torch_is_tracing():
@@ -103,6 +104,8 @@ def call(
     try:
         return adapter(op, operands, options, scalars, backend, stream, outs)
     except TypeError:
+        if backend is not None and not isinstance(backend, str):
+            raise unknown_backend(op, backend) from None
         frozen = _frozen(options)
         if frozen == options:
             raise

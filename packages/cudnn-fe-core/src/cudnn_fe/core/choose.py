@@ -12,7 +12,7 @@ from cudnn_fe.core.op import Kernel, Op, Problem
 from cudnn_fe.core.settings import settings
 from cudnn_fe.core.toolchain import missing_toolchain
 
-__all__ = ["REFERENCE", "Choice", "choose"]
+__all__ = ["REFERENCE", "Choice", "choose", "unknown_backend"]
 
 REFERENCE = "reference"
 
@@ -30,6 +30,14 @@ class Choice:
     backend: str
     kernel: Kernel | None = None
     spec: Hashable = None
+
+
+def unknown_backend(op: Op, backend: object) -> UnknownBackendError:
+    """The error of a backend that the op does not have."""
+    known = ", ".join((REFERENCE, *(kernel.backend for kernel in op.kernels)))
+    return UnknownBackendError(
+        "backend", got=repr(backend), wanted=f"auto or one of {known}", remedy=f"name a backend of {op.name}"
+    )
 
 
 def choose(op: Op, problem: Problem, backend: str | None = None, *, on: Device | None = None) -> Choice:
@@ -67,16 +75,10 @@ def choose(op: Op, problem: Problem, backend: str | None = None, *, on: Device |
                 return Choice(kernel.backend)
             return Choice(kernel.backend, kernel, kernel.specialise(problem, where))
         reasons.append(f"{kernel.backend}: {reason}")
-    known = [REFERENCE, *(kernel.backend for kernel in op.kernels)]
     if not reasons and wanted == "auto":
         reasons = ["the op has no kernels yet"]
     if not reasons:
-        raise UnknownBackendError(
-            "backend",
-            got=repr(wanted),
-            wanted=f"auto or one of {', '.join(known)}",
-            remedy=f"name a backend of {op.name}",
-        )
+        raise unknown_backend(op, wanted)
     raise BackendError(
         op.name,
         got="; ".join(reasons),

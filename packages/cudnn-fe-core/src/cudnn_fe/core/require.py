@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 from cudnn_fe.core.errors import AlignmentError, DeviceError, DTypeError, OptionError, ShapeError, StrideError
@@ -23,7 +24,8 @@ __all__ = [
 def require_dtype(spec: TensorSpec, *allowed: str, remedy: str = "cast the operand") -> None:
     """Raises DTypeError unless the operand's element type is in ``allowed``."""
     if spec.dtype.name not in allowed:
-        raise DTypeError(spec.name, got=str(spec.dtype), wanted=" or ".join(allowed), remedy=remedy)
+        wanted = " or ".join(dict.fromkeys(allowed))
+        raise DTypeError(spec.name, got=str(spec.dtype), wanted=wanted, remedy=remedy)
 
 
 def require_shape(spec: TensorSpec, shape: tuple[int, ...], layout: str) -> None:
@@ -85,9 +87,17 @@ def require_finite_positive(value: Any, name: str) -> float:
     return float(value)
 
 
+def _kind(value: Any) -> tuple[bool, bool]:
+    return isinstance(value, bool), isinstance(value, Integral)
+
+
 def require_one_of(value: Any, name: str, allowed: tuple[Any, ...]) -> None:
-    """Raises OptionError unless ``value`` is in ``allowed``."""
-    if value not in allowed:
+    """Raises OptionError unless ``value`` is in ``allowed``, as a number of the same kind where it is one.
+
+    1, 1.0 and True are one key of a dict: a float that took the place of an int would stay in the caches of plans and
+    fail later calls that pass the int.
+    """
+    if not any(_kind(value) == _kind(known) and value == known for known in allowed):
         raise OptionError(
             name, got=repr(value), wanted=f"one of {', '.join(map(repr, allowed))}", remedy="choose a listed value"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.block_sparse.op import BACKWARD, FORWARD
-from cudnn_fe.attention.operands import deliver
+from cudnn_fe.attention.operands import default_scale, deliver
 from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -21,7 +21,7 @@ _GRADIENTS = ("dq_tensor", "dk_tensor", "dv_tensor")
 
 
 def _scale(q: Any, softmax_scale: float | None) -> float:
-    return float(max(q.shape[-1], 1)) ** -0.5 if softmax_scale is None else softmax_scale
+    return default_scale(q) if softmax_scale is None else softmax_scale
 
 
 def block_sparse_attention_forward(

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from cudnn_fe.attention.block_sparse_fp8.op import FORWARD
+from cudnn_fe.attention.operands import default_scale
 from cudnn_fe.core.call import call
 from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.tuple_dict import TupleDict
@@ -50,7 +51,7 @@ def block_sparse_attention_fp8_forward(
     Raises:
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: As the message says.
     """
-    scale = float(max(q_tensor.shape[-1], 1)) ** -0.5 if softmax_scale is None else softmax_scale
+    scale = default_scale(q_tensor) if softmax_scale is None else softmax_scale
     if isinstance(scale, int | float) and not 0 < scale < math.inf:
         raise OptionError("softmax_scale", got=repr(scale), wanted="a finite number above 0", remedy="pass e.g. 0.125")
     options = (

@@ -14,7 +14,7 @@ from cudnn_fe.attention.sequences import rows_of
 from cudnn_fe.attention.top_k import along_last
 from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
-from cudnn_fe.core.tensor import TensorSpec
+from cudnn_fe.core.tensor import TensorSpec, spec_of
 
 __all__ = [
     "Columns",
@@ -144,6 +144,7 @@ def longest_of(offsets: Any, given: int | None, name: str) -> int | None:
     """``given``, or the longest sequence of packed operands, read on the host; None for padded ones."""
     if given is not None or offsets is None:
         return given
+    require_offsets(spec_of(offsets, name.replace("max_seqlen", "cu_seqlens")))
     try:
         return int((offsets[1:] - offsets[:-1]).max())
     except TypeError:

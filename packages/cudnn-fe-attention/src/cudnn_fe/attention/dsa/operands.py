@@ -80,7 +80,7 @@ def require_index_lists(
 
 def require_head_ratio(given: Any, heads: int, key_heads: int = 1) -> None:
     """Raises ShapeError unless ``qhead_per_kv_head``, where it is given, says what the shapes say."""
-    if given is not None and given * key_heads != heads:
+    if given is not None and (not isinstance(given, int) or given * key_heads != heads):
         raise ShapeError(
             "qhead_per_kv_head",
             got=repr(given),

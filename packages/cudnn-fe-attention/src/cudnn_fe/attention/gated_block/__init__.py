@@ -50,7 +50,8 @@ def gated_attention_block_forward(
 ) -> TupleDict:
     """A whole attention block: projection, norms, partial RoPE, attention, sigmoid gate, output projection.
 
-    Differentiable in h and all weights under torch autograd and JAX.
+    Differentiable in h and all weights under torch autograd and JAX. The tables are constants: torch refuses to
+    differentiate them, JAX gives zeros.
 
     Args:
         h: Hidden states (B, S, d_model): float16, bfloat16, float32 or float64; with ``thd`` packed, (T, d_model) or
@@ -224,9 +225,10 @@ def gated_attention_block_backward(
     check_recompute(recompute)
     check_lengths(saved, seq_lens, thd=thd)
     weights = (w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o)
+    frozen(geometry)  # asks whether it is one
     needs = (True, True, True, geometry.qk_norm)
     if hasattr(saved.h, "requires_grad"):
-        asked = [x is not None and x.requires_grad for x in (saved.h, w_qkvg, w_o, w_q_norm, w_k_norm)]
+        asked = [getattr(x, "requires_grad", False) for x in (saved.h, w_qkvg, w_o, w_q_norm, w_k_norm)]
         needs = (asked[0], asked[1], asked[2], asked[3] or asked[4])
     results = gradients(dy, saved, weights, geometry, needs, scaling, stream=current_stream, backend=backend)
     return TupleDict({name: results[name] for name in _RESULTS})  # the class hands out the numbers

@@ -9,7 +9,7 @@ from cudnn_fe.attention.gated_block.op import FACTORS, PLAIN
 from cudnn_fe.attention.gated_block.op_backward import BACKWARD, UNSCALED
 from cudnn_fe.core.call import call
 from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.core.errors import OptionError
+from cudnn_fe.core.errors import NotYetSupportedError, OptionError
 from cudnn_fe.core.gradient import Gradient
 
 __all__ = ["GRADIENT"]
@@ -35,6 +35,13 @@ def _backward(
 ) -> tuple[Any, ...]:
     *inputs, lengths, _, _, _, slab, o, lse, rstd_q, rstd_k = saved
     given = dict(options)
+    if hasattr(inputs[0], "requires_grad") and (needed[4] or needed[5]):  # JAX does not say what is needed
+        raise NotYetSupportedError(
+            "cos, sin",
+            got="tables that require a gradient",
+            wanted="constants: their gradients are not served",
+            remedy="detach them",
+        )
     norms = inputs[2] is not None
     needs = (needed[0], needed[1], needed[6], norms and (needed[2] or needed[3]))
     nothing: tuple[Any, ...] = (None,) * 11

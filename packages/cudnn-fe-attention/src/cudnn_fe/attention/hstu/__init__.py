@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.hstu.op import BACKWARD, FORWARD
-from cudnn_fe.attention.hstu.operands import check_factors, longest
+from cudnn_fe.attention.hstu.operands import check_factors, divisor_of
 from cudnn_fe.attention.operands import deliver
 from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
@@ -16,7 +16,7 @@ _GRADIENTS = ("dq_tensor", "dk_tensor", "dv_tensor")
 
 
 def _scalars(q: Any, alpha: float, scaling: float | None, max_seqlen_q: int | None) -> tuple[float, float]:
-    divisor = longest(max_seqlen_q, q.shape[0]) if scaling is None else scaling
+    divisor = divisor_of(q, scaling, max_seqlen_q)
     check_factors(alpha, divisor)
     return alpha, divisor
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cudnn_fe.attention.hstu.op import BACKWARD, FORWARD
-from cudnn_fe.attention.hstu.operands import check_factors, longest
+from cudnn_fe.attention.hstu.operands import check_factors, divisor_of
 from cudnn_fe.attention.operands import check_samples
 from cudnn_fe.core.legacy import LegacyClass, make_class
 from cudnn_fe.core.op import Op, Problem
@@ -24,8 +24,7 @@ def _bind(
     op: Op, results: tuple[str, ...], options: tuple[str, ...], given: Mapping[str, Any]
 ) -> tuple[Problem, tuple[TensorSpec | None, ...], tuple[float, ...]]:
     problem = op.bind(*_specs(given, op.problem.operands), **{name: given[name] for name in options})
-    rows = given["sample_q"].shape[0]
-    scaling = longest(given["max_seqlen_q"], rows) if given["scaling_seqlen"] is None else given["scaling_seqlen"]
+    scaling = divisor_of(given["sample_q"], given["scaling_seqlen"], given["max_seqlen_q"])
     check_factors(given["alpha"], scaling)
     return problem, check_samples(problem, _specs(given, results)), (float(given["alpha"]), float(scaling))
 

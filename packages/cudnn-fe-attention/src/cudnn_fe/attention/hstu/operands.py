@@ -11,7 +11,7 @@ from cudnn_fe.core.errors import OptionError, ShapeError
 from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["Window", "bind_window", "check_factors", "longest", "require_arbitrary", "require_packed"]
+__all__ = ["Window", "bind_window", "check_factors", "divisor_of", "require_arbitrary", "require_packed"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,18 @@ class Window:
     right: int = 0
 
 
-def longest(given: int | None, rows: int) -> int:
-    """The longest sequence: what the caller says, else all rows."""
-    return max(rows, 1) if given is None else given
+def _length(name: str, given: int | None, rows: int) -> int:
+    """The longest sequence: what the caller says, an int above 0 or an OptionError, else all rows."""
+    value = max(rows, 1) if given is None else given
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(name, got=repr(value), wanted="an int above 0, or None", remedy="pass the longest sequence")
+    return value
+
+
+def divisor_of(q: Any, given: float | None, longest: int | None) -> float:
+    """What outputs are divided by: the caller's number, else the longest sequence of queries."""
+    rows = (getattr(q, "shape", None) or (1,))[0]
+    return _length("max_seqlen_q", longest, rows) if given is None else given
 
 
 def require_packed(q: TensorSpec, k: TensorSpec, v: TensorSpec, q_offsets: TensorSpec, k_offsets: TensorSpec) -> None:
@@ -67,12 +76,7 @@ def bind_window(q: TensorSpec, k: TensorSpec, func: TensorSpec | None, options: 
     """Validates lengths and window and says what kind of mask they make."""
     lengths = []
     for name, rows in (("max_seqlen_q", q.shape[0]), ("max_seqlen_k", k.shape[0])):
-        value = longest(options[name], rows)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise OptionError(
-                name, got=repr(value), wanted="an int above 0, or None", remedy="pass the longest sequence"
-            )
-        lengths.append(value)
+        lengths.append(_length(name, options[name], rows))
     if lengths[0] > lengths[1] and None not in (options["max_seqlen_q"], options["max_seqlen_k"]):
         raise OptionError(
             "max_seqlen_q",
@@ -82,7 +86,7 @@ def bind_window(q: TensorSpec, k: TensorSpec, func: TensorSpec | None, options: 
         )
     window, most = options["window_size"], lengths[1]
     pair = isinstance(window, tuple | list) and len(window) == 2
-    if not pair or not all(isinstance(x, int) and (x == -1 or 0 <= x <= most) for x in window):
+    if not pair or not all(type(x) is int and (x == -1 or 0 <= x <= most) for x in window):
         raise OptionError(
             "window_size", got=repr(window), wanted=f"(left, right), each -1 or 0..{most}", remedy="-1 is unlimited"
         )

@@ -17,6 +17,7 @@ from array_api_compat import is_jax_array
 
 from cudnn_fe.attention.arrays import astype, sweep, take
 from cudnn_fe.attention.sequences import Rows
+from cudnn_fe.core.dtypes import dtype
 
 __all__ = ["Kept", "Steps", "first_states", "run", "run_back", "run_states_back"]
 
@@ -61,7 +62,7 @@ def first_states(xp: Any, shape: tuple[int, ...], like: Any, given: Any) -> Any:
     """A fresh array of the sequences' first states (N, H, V, K): those given, or zeros."""
     if given is None:
         return xp.zeros_like(xp.broadcast_to(xp.sum(xp.zeros_like(like)), shape)) + 0.0
-    return given + 0.0
+    return astype(given, dtype(like.dtype).name) + 0.0
 
 
 def _advance(steps: Steps, xp: Any, state: Any, t: Any) -> tuple[Any, Any, Any]:

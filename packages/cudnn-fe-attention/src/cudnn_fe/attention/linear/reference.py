@@ -10,6 +10,7 @@ from array_api_compat import is_jax_array
 from cudnn_fe.attention.arrays import astype, narrow, take, wide
 from cudnn_fe.attention.linear.gates import Gates, guarded, normalised, normalised_gradient, to_heads
 from cudnn_fe.attention.linear.recurrence import Kept, Steps, first_states, run, run_back
+from cudnn_fe.attention.operands import statistics_dtype
 from cudnn_fe.attention.sequences import Rows, rows_of
 
 if TYPE_CHECKING:
@@ -59,16 +60,21 @@ def tokens_of(problem: Any, xp: Any, named: dict[str, Any]) -> Tokens:
     io, heads, updates = problem.k.dtype.name, problem.heads, problem.updates
     cu = named["cu_seqlens"]
     rows, whole = (rows_of(xp, cu * n, problem.g.shape[0] * n) for n in (updates, 1))
-    q, g = (_of_sequences(xp, whole, wide(named[name])) for name in ("q", "g"))
-    k, v, beta = (_of_sequences(xp, rows, wide(named[name])) for name in ("k", "v", "beta"))
-    w = None if named.get("w") is None else _of_sequences(xp, rows, wide(named["w"]))
+    kind = statistics_dtype(problem.k).name
+
+    def summed(name: str) -> Any:
+        return astype(wide(named[name]), kind)  # a gate may be of a wider type than the tokens
+
+    q, g = (_of_sequences(xp, whole, summed(name)) for name in ("q", "g"))
+    k, v, beta = (_of_sequences(xp, rows, summed(name)) for name in ("k", "v", "beta"))
+    w = None if named.get("w") is None else _of_sequences(xp, rows, summed("w"))
     factors = None
     if problem.flags.use_qk_l2norm_in_kernel:
         (q, by_q), (k, by_k) = (normalised(xp, x, io) for x in (q, k))
         factors = by_q, by_k
     a, dt = named["a_log"], named["dt_bias"]
-    a = None if a is None else wide(a)
-    dt = None if dt is None else xp.reshape(wide(dt), (heads, -1))
+    a = None if a is None else summed("a_log")
+    dt = None if dt is None else xp.reshape(summed("dt_bias"), (heads, -1))
     beta = beta if beta.ndim == 3 else beta[..., None]
     gates = Gates.of(problem.flags, xp, g if problem.channelwise else g[..., None], beta, a, dt)
     of_q, of_k, of_v = (to_heads(xp, x, heads) for x in (q, k, v))

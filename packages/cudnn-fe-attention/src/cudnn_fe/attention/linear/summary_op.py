@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from cudnn_fe.attention.linear.docs import summary_docs
 from cudnn_fe.attention.linear.operands import Flags, Rule, TokenCall, bind_tokens, require_states
-from cudnn_fe.attention.operands import compact, require_flag, require_same_dtype, statistics_dtype
+from cudnn_fe.attention.operands import FLOATS, compact, require_flag, require_same_dtype, statistics_dtype
 from cudnn_fe.core.errors import NotYetSupportedError
 from cudnn_fe.core.op import Op
 from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
@@ -107,6 +107,9 @@ class Summary(_Span):
         assert cu is not None
         heads = _require_rows(g, k, rule.updates)
         v.require_rank(3, "(T, HV, V)")
+        require_dtype(k, *FLOATS)
+        require_same_dtype(k, v)
+        require_same_device(k, v)
         named["q"] = _other(v, k, heads, g.shape[0], k.shape[2], "q")
         flags = bind_tokens(rule, named, **options)
         require_flag(options["output_transition"], "output_transition")

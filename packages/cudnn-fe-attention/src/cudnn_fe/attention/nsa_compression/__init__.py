@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.nsa_compression.op import FORWARD
+from cudnn_fe.attention.operands import default_scale, require_flag
 from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -61,13 +62,14 @@ def nsa_compression_attention_forward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: As the message says.
     """
     del mma_tiler_mn, is_persistent
+    require_flag(enable_lse, "enable_lse")
     options = (
         ("o_dtype", o_dtype),
         ("qk_acc_dtype", qk_acc_dtype),
         ("pv_acc_dtype", pv_acc_dtype),
         ("flat", False),
     )
-    softmax = float(max(q_tensor.shape[-1], 1)) ** -0.5 if scale_softmax is None else scale_softmax
+    softmax = default_scale(q_tensor) if scale_softmax is None else scale_softmax
     operands = (q_tensor, k_tensor, v_tensor, cum_seqlen_q_tensor, cum_seqlen_k_tensor)
     scalars = (scale_q, scale_k, scale_v, inv_scale_o, softmax)
     o, lse = call(FORWARD, operands, options, scalars, backend=backend, stream=stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.nsa_selection.op import FORWARD
+from cudnn_fe.attention.operands import default_scale
 from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -68,7 +69,7 @@ def nsa_selection_attention_forward(
         ("is_causal", is_causal),
         ("flat", False),
     )
-    scale = float(max(q_tensor.shape[-1], 1)) ** -0.5 if scale_softmax is None else scale_softmax
+    scale = default_scale(q_tensor) if scale_softmax is None else scale_softmax
     operands = (
         q_tensor,
         k_tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.nsa_sliding_window.op import FORWARD
+from cudnn_fe.attention.operands import default_scale, require_flag
 from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -66,6 +67,7 @@ def nsa_sliding_window_attention_forward(
         ShapeError, StrideError, DTypeError, DeviceError, OptionError: As the message says.
     """
     del cudnn_handle
+    require_flag(is_infer, "is_infer")
     options = (
         ("left_bound", left_bound),
         ("right_bound", right_bound),
@@ -73,7 +75,7 @@ def nsa_sliding_window_attention_forward(
         ("intermediate_data_type", intermediate_data_type),
         ("compute_data_type", compute_data_type),
     )
-    scale = float(max(q_tensor.shape[-1], 1)) ** -0.5 if attn_scale is None else attn_scale
+    scale = default_scale(q_tensor) if attn_scale is None else attn_scale
     operands = (
         q_tensor,
         k_tensor,

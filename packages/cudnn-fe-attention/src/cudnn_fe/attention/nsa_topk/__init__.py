@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.nsa_topk.op import FORWARD
+from cudnn_fe.attention.operands import default_scale
 from cudnn_fe.core.call import call
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -65,7 +66,7 @@ def nsa_topk_reduction_forward(
         ("is_causal", is_causal),
         ("acc_dtype", acc_dtype),
     )
-    scale = float(max(q_tensor.shape[-1], 1)) ** -0.5 if scale_softmax is None else scale_softmax
+    scale = default_scale(q_tensor) if scale_softmax is None else scale_softmax
     operands = (q_tensor, k_tensor, lse_tensor, cum_seqlen_q_tensor, cum_seqlen_k_tensor)
     scores, indices = call(FORWARD, operands, options, (scale,), backend=backend, stream=current_stream)
     return TupleDict(topk_scores_tensor=scores, topk_indices_tensor=indices)

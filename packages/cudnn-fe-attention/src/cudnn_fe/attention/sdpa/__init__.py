@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from cudnn_fe.attention.operands import softmax_factor
 from cudnn_fe.attention.sdpa.op import BACKWARD
 from cudnn_fe.core.call import call
-from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.tuple_dict import TupleDict
 
-__all__ = ["result_names", "score_scale", "sdpa_backward"]
-
-
-def score_scale(q: Any, given: Any) -> float:
-    """The factor of the scores; raises OptionError unless it is a finite number."""
-    if given is None:
-        return 1.0 / math.sqrt(max(q.shape[-1], 1))
-    if not isinstance(given, int | float) or isinstance(given, bool) or not math.isfinite(given):
-        raise OptionError("scale_softmax", got=repr(given), wanted="a finite number", remedy="pass a Python number")
-    return float(given)
+__all__ = ["result_names", "sdpa_backward"]
 
 
 def result_names(bias: Any, sink: Any) -> tuple[str, ...]:
@@ -104,5 +94,12 @@ def sdpa_backward(
         cum_seqlen_q_tensor,
         cum_seqlen_k_tensor,
     )
-    grads = call(BACKWARD, operands, options, (score_scale(q_tensor, scale_softmax),), backend=backend, stream=stream)
+    grads = call(
+        BACKWARD,
+        operands,
+        options,
+        (softmax_factor(q_tensor, scale_softmax, "scale_softmax"),),
+        backend=backend,
+        stream=stream,
+    )
     return TupleDict(zip(result_names(bias_tensor, sink_token), grads, strict=True))

@@ -39,7 +39,8 @@ NOTES = (
     "Key k is hidden from query q if `k >= Skv_b`; if causal, `k > q + diag + right`; with a left window, "
     "`k < q + diag - left`. `diag` is 0, or `Skv_b - Sq_b` with `causal_bottom_right`.",
     "Rows past their sequence's length, and rows whose log-sum-exp is minus infinity, give zeros, whatever they hold. "
-    "Lengths are clamped to the extents.",
+    "Lengths are clamped to the extents. A log-sum-exp of plus infinity is that of an infinite sink, which takes the "
+    "whole weight: zeros too, for the sink as well.",
     "Packed sequences are one batch, (1, H, T, D) with offsets; with lengths too, sequences may end before the next "
     "one starts.",
     "P and dS are rounded to the dtype of Q before they multiply, not for the bias. Groups of heads are summed in "

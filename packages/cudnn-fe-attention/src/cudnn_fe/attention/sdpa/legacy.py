@@ -9,8 +9,8 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from cudnn_fe.attention.operands import check_samples
-from cudnn_fe.attention.sdpa import score_scale, sdpa_backward
+from cudnn_fe.attention.operands import check_samples, softmax_factor
+from cudnn_fe.attention.sdpa import sdpa_backward
 from cudnn_fe.attention.sdpa.op import BACKWARD
 from cudnn_fe.core.class_api import OpClass
 from cudnn_fe.core.dtypes import dtype
@@ -66,7 +66,11 @@ def _bound(op: Op, given: Mapping[str, Any]) -> Bound:
     options = {name: given[name] for name in _BAND} | {"dbias_dtype": None if bias is None else bias.dtype.name}
     problem = op.bind(*operands, **options)
     outputs = tuple(samples[spec.name] for spec in problem.outputs)
-    return problem, check_samples(problem, outputs), (score_scale(given["sample_q"], given["scale_softmax"]),)
+    return (
+        problem,
+        check_samples(problem, outputs),
+        (softmax_factor(given["sample_q"], given["scale_softmax"], "scale_softmax"),),
+    )
 
 
 class SdpaBwdDsl(OpClass, ABC):
@@ -175,7 +179,7 @@ class SdpaBackward(SdpaBwdDsl):
         """Launch into the given outputs on ``current_stream``; a scale of None is the constructor's."""
         run = self._run or self._require_compiled()
         self._check_workspace(workspace)
-        scale = self._scalars[0] if scale_softmax is None else score_scale(q_tensor, scale_softmax)
+        scale = self._scalars[0] if scale_softmax is None else softmax_factor(q_tensor, scale_softmax, "scale_softmax")
         operands = q_tensor, k_tensor, v_tensor, o_tensor, do_tensor, stats_tensor
         inputs = (*operands, seq_q_lens, seq_kv_lens, sink_tensor, bias_tensor, None, None)
         run(*inputs, dq_tensor, dk_tensor, dv_tensor, dbias_tensor, dsink_tensor, scale, current_stream)

@@ -77,7 +77,8 @@ def backward(
         assert kind is not None
         grads.append(narrow(_score_gradients(xp, do, q, k, v, visible, weights, bias.shape[0]), kind.name))
     if sink is not None:
-        pull = xp.where(alive, xp.exp(sink[..., 0] - base) * delta, xp.zeros_like(delta))
+        whole = lse == float("inf")  # of an infinite sink: its weight is 1, and O is 0
+        pull = xp.where(alive & ~whole, xp.exp(sink[..., 0] - base) * delta, xp.zeros_like(delta))
         grads.append(-xp.sum(xp.sum(pull, axis=2, keepdims=True), axis=0, keepdims=True)[..., None])
     return tuple(grads)
 

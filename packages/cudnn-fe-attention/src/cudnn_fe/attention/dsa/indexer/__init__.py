@@ -10,6 +10,7 @@ from cudnn_fe.attention.dsa.indexer.operands import check_tiles
 from cudnn_fe.attention.operands import deliver, require_finite
 from cudnn_fe.core.call import call
 from cudnn_fe.core.codecs import packed_pairs
+from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
 
 __all__ = ["dsa_indexer_forward", "dsa_indexer_fused_top_k_forward"]
@@ -194,8 +195,10 @@ def dsa_indexer_fused_top_k_forward(
     """
     check_tiles(m_block_size, n_block_size, q_stage, kv_stage)
     packed = cu_seqlens_q is not None
+    spec = spec_of(q, "q")
+    spec.require_rank(3 if packed else 4, "(Tq, Hq, D)" if packed else "(B, Sq, Hq, D)")
     check_window(
-        microbatch_rows, q.shape[1], ratio, packed, precision, return_lse or lse_out is not None, q_causal_offsets
+        microbatch_rows, spec.shape[1], ratio, packed, precision, return_lse or lse_out is not None, q_causal_offsets
     )
     check_candidates(
         cand_buffer, cand_batch_offsets, q, k, ratio, microbatch_rows, return_lse, q_causal_offsets, precision, packed

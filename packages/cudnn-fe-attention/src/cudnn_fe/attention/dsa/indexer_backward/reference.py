@@ -88,7 +88,8 @@ def sparse(
     def step(dk: Any, at: Any, fresh: Any) -> tuple[Any, tuple[Any, ...]]:
         seen, here, queries = take(xp, flat_valid, at, 0), take(xp, flat_ids, at, 0), take(xp, flat_q, at, 0)
         listed_keys = rows_at(xp, flat_k, here, seen)
-        s = sm_scale * product(xp, queries, xp.matrix_transpose(listed_keys))
+        # A query may hold NaN where it lists nothing: 0 times it is none of its scores.
+        s = xp.where(seen[:, None], sm_scale * product(xp, queries, xp.matrix_transpose(listed_keys)), 0.0)
         score = xp.where(seen, take(xp, flat_score, at, 0), 0.0)
         ds, dw = _by_head(xp, s, score[:, None], take(xp, flat_w, at, 0)[..., None], io)
         added = product(xp, xp.matrix_transpose(ds), queries)

@@ -54,7 +54,7 @@ class Size:
         return self.normal(*shape, seed=seed, dtype=torch.float32)
 
     def lists(self, *lead: int, of: int, length: int) -> torch.Tensor:
-        """Lists (*lead, length) of different ids below ``of``: neighbours in it, from a random one on."""
+        """Lists (*lead, length) of different ids below ``of``: spread evenly, from a random one on."""
         first = torch.randint(0, of, (*lead, 1), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
         return (first + torch.arange(length, dtype=torch.int32) * max(of // length, 1)) % of
 
@@ -85,6 +85,15 @@ def _listed_scores(z: Size) -> tuple[Any, ...]:
     return q, k[:, :, 0], w, z.lists(1, z.tokens, of=z.compressed, length=z.listed)
 
 
+def _listed_indexer(z: Size) -> Call:
+    return _listed_scores(z), {}
+
+
+def _listed_attention(z: Size) -> Call:
+    q, k, _, ids = _listed_scores(z)
+    return (q, k, z.sum_of_keys(1, z.tokens, 2), ids, 0.1), {}
+
+
 def _indexer_gradient(z: Size) -> Call:
     q, k, w, ids = _listed_scores(z)
     target = torch.full((1, z.tokens, z.listed), 1 / z.listed)
@@ -101,6 +110,15 @@ def _dense_gradient(z: Size) -> Call:
 def _rows(z: Size) -> tuple[Any, ...]:
     """Queries of two heads and rows that are keys and values, as sparse attention takes them."""
     return z.packed(2), z.packed(seed=1)[:, 0]
+
+
+def _row_lists(z: Size) -> torch.Tensor:
+    return z.lists(z.tokens, of=z.tokens, length=z.listed)
+
+
+def _sparse_gradient(z: Size) -> Call:
+    statistics = z.sum_of_keys(z.tokens, 2), z.float32(2)
+    return (*_rows(z), z.packed(2, 2), z.packed(2, 3), *statistics, _row_lists(z)), {}
 
 
 def _hca(z: Size) -> Call:
@@ -162,12 +180,9 @@ def _flex_gradient(z: Size) -> Call:
     return (torch.ones_like(q), q, k, v, q, z.sum_of_keys(1, 2, z.tokens), plan), {}
 
 
-GEOMETRY = {"d_model": 64, "h_q": 2, "h_kv": 1, "rope_dim": 8}
-
-
 def _block(z: Size, **more: Any) -> tuple[Any, ...]:
-    """Operands of a gated block, packed as (1, S, ...), with a causal window."""
-    g = attention.GatedAttentionBlockGeometry(**GEOMETRY, d_head=64, **more)
+    """Operands and geometry of a causal gated block of two query heads and one key head, of 64 channels each."""
+    g = attention.GatedAttentionBlockGeometry(64, 2, 1, 64, 8, **more)
     made = (
         z.normal(1, z.tokens, g.d_model),
         z.normal(g.n_qkvg, g.d_model) / 8,
@@ -285,16 +300,10 @@ LENGTHS: dict[str, Callable[[Size], Call]] = {
         (z.float32(z.tokens, z.compressed), torch.full((z.tokens,), z.compressed).int(), z.listed),
         {},
     ),
-    "dsa_local_to_global_forward": lambda z: (
-        (z.lists(z.tokens, of=z.tokens, length=z.listed), 0, _ends(0, z.tokens), _ends(0, z.tokens)),
-        {},
-    ),
-    "dsa_compactify_forward": lambda z: ((z.lists(z.tokens, of=z.tokens, length=z.listed),), {}),
-    "dsa_sparse_indexer_score_forward": lambda z: ((lambda q, k, w, ids: (q, k, w, ids))(*_listed_scores(z)), {}),
-    "dsa_sparse_attn_score_forward": lambda z: (
-        (lambda q, k, w, ids: (q, k, z.sum_of_keys(1, z.tokens, 2), ids, 0.1))(*_listed_scores(z)),
-        {},
-    ),
+    "dsa_local_to_global_forward": lambda z: ((_row_lists(z), 0, _ends(0, z.tokens), _ends(0, z.tokens)), {}),
+    "dsa_compactify_forward": lambda z: ((_row_lists(z),), {}),
+    "dsa_sparse_indexer_score_forward": _listed_indexer,
+    "dsa_sparse_attn_score_forward": _listed_attention,
     "dsa_dense_indexer_score_forward": lambda z: (_indexer(z), {"ratio": RATIO}),
     "dsa_dense_attn_score_forward": lambda z: (
         (*_indexer(z)[:2], z.sum_of_keys(1, z.tokens, 2), 0.1),
@@ -302,15 +311,8 @@ LENGTHS: dict[str, Callable[[Size], Call]] = {
     ),
     "dsa_indexer_backward": _indexer_gradient,
     "dsa_dense_indexer_backward": _dense_gradient,
-    "dsa_sparse_attention_forward": lambda z: (
-        (*_rows(z), z.lists(z.tokens, of=z.tokens, length=z.listed)),
-        {"attn_sink": z.float32(2)},
-    ),
-    "dsa_sparse_attention_backward": lambda z: (
-        (*_rows(z), z.packed(2, 2), z.packed(2, 3), z.sum_of_keys(z.tokens, 2), z.float32(2),
-         z.lists(z.tokens, of=z.tokens, length=z.listed)),
-        {},
-    ),
+    "dsa_sparse_attention_forward": lambda z: ((*_rows(z), _row_lists(z)), {"attn_sink": z.float32(2)}),
+    "dsa_sparse_attention_backward": _sparse_gradient,
     "aligned_hca_backward": _hca,
     **{
         f"{rule}_{way}": lambda z, rule=rule, way=way: _linear(rule, z, way)  # type: ignore[misc]
@@ -319,4 +321,4 @@ LENGTHS: dict[str, Callable[[Size], Call]] = {
     },
     "mamba2_forward": lambda z: (_mamba(z), {"return_final_state": True}),
     "mamba2_backward": lambda z: ((z.packed(seed=4)[None], *_mamba(z)), {}),
-}  # fmt: skip
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from array_api_compat import is_jax_array
+from array_api_compat import device, is_jax_array
 
 from cudnn_fe.core.arrays import astype, sigmoid
 from cudnn_fe.core.codecs import decode, encode, from_codes, to_bfloat16, to_codes, to_float16
@@ -108,11 +108,14 @@ def sweep(xp: Any, count: int, body: Callable[[Any, Any], tuple[Any, tuple[Any, 
         import jax  # xp is its namespace
 
         return jax.lax.scan(body, carry, xp.arange(count))
-    steps = []
+    stacked: tuple[Any, ...] = ()
     for position in range(count):
         carry, results = body(carry, position)
-        steps.append(results)
-    return carry, tuple(xp.stack(parts) for parts in zip(*steps, strict=True))
+        if position == 0:  # filled as they come: a list of them would be held beside its copy
+            stacked = tuple(xp.empty((count, *x.shape), dtype=x.dtype, device=device(x)) for x in results)
+        for total, x in zip(stacked, results, strict=True):
+            total[position] = x
+    return carry, stacked
 
 
 def readable(xp: Any, x: Any) -> bool:

@@ -92,11 +92,17 @@ def test_tiles_that_hide_all_keys_of_a_query_leave_no_trace(
         assert_close(found[counts[:, 0] > 0], reference[counts[:, 0] > 0], 2.0**-20, name)
 
 
-def test_tiles_are_squares_of_bounded_size_and_wide_for_few_queries() -> None:
-    like = np.zeros(1)
-    assert tiles._extents(like, 1, 1 << 15, 1 << 15) == (1024, 1024)
-    assert tiles._extents(like, 64, 1 << 15, 1 << 15) == (128, 128)
-    assert tiles._extents(like, 1 << 20, 100, 100) == (1, 16)  # at least 16 keys: groups that share a scale stay whole
-    assert tiles._extents(like, 1, 1, 1 << 15) == (1, 1 << 15)
-    assert tiles._extents(like, 1, 5, 7) == (5, 7)
-    assert tiles.rows_per_step(like, 1 << 15, 1 << 18) == 4
+def test_tiles_are_of_bounded_size_and_wide_for_few_queries_or_where_keys_are_gathered() -> None:
+    like, long = np.zeros(1), 1 << 15
+
+    def extents(outer: int, rows: int, keys: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        square, wide = (tiles._extents(like, outer, rows, keys, gathered=gathered) for gathered in (False, True))
+        return square, wide
+
+    assert extents(1, long, long) == ((1024, 1024), (128, 8192))
+    assert extents(64, long, long) == ((128, 128), (128, 128))
+    assert extents(1 << 20, 100, 100) == ((1, 16), (1, 16))  # at least 16 keys: groups that share a scale stay whole
+    assert extents(1, 1, long) == ((1, long), (1, long))
+    assert extents(1, 5, 7) == ((5, 7), (5, 7))
+    assert extents(1, long, 100) == ((10485, 100), (10485, 100))
+    assert tiles.rows_per_step(like, long, 1 << 18) == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from array_api_compat import is_jax_array
+from array_api_compat import device, is_jax_array
 
 from cudnn_fe.core.arrays import astype, sigmoid
 from cudnn_fe.core.codecs import decode, encode, from_codes, to_bfloat16, to_codes, to_float16
@@ -19,6 +19,7 @@ __all__ = [
     "known_finite",
     "narrow",
     "product",
+    "readable",
     "round_through",
     "sigmoid",
     "sweep",
@@ -79,7 +80,11 @@ def index_range(xp: Any, count: int, like: Any) -> Any:
 
 def take(xp: Any, x: Any, indices: Any, axis: int) -> Any:
     """Slices of ``x`` at ``indices`` (one-dimensional) along ``axis``; indices outside are moved to the nearest."""
-    return xp.take(x, xp.clip(indices, 0, x.shape[axis] - 1), axis=axis)
+    indices = xp.clip(indices, 0, x.shape[axis] - 1)
+    if x.ndim > 1 and axis == x.ndim - 1 and hasattr(x, "is_cuda") and not x.is_cuda:
+        # torch takes elements one by one, 6 ns each on a CPU; rows it copies.
+        return xp.matrix_transpose(xp.take(xp.matrix_transpose(x), indices, axis=axis - 1)).contiguous()
+    return xp.take(x, indices, axis=axis)
 
 
 def every(xp: Any, conditions: tuple[Any, ...]) -> Any:
@@ -103,34 +108,36 @@ def sweep(xp: Any, count: int, body: Callable[[Any, Any], tuple[Any, tuple[Any, 
         import jax  # xp is its namespace
 
         return jax.lax.scan(body, carry, xp.arange(count))
-    steps = []
+    stacked: tuple[Any, ...] = ()
     for position in range(count):
         carry, results = body(carry, position)
-        steps.append(results)
-    return carry, tuple(xp.stack(parts) for parts in zip(*steps, strict=True))
+        if position == 0:  # filled as they come: a list of them would be held beside its copy
+            stacked = tuple(xp.empty((count, *x.shape), dtype=x.dtype, device=device(x)) for x in results)
+        for total, x in zip(stacked, results, strict=True):
+            total[position] = x
+    return carry, stacked
+
+
+def readable(xp: Any, x: Any) -> bool:
+    """Whether looking at values of ``x`` costs no synchronisation and breaks no trace."""
+    return xp.__name__ != "jax.numpy" and not getattr(x, "is_cuda", False)
 
 
 def when(xp: Any, look: bool, conditions: Any, then: Callable[[Any], Any], carry: Any) -> Any:
-    """``then(carry)``, or ``carry`` where no condition holds, ``look`` is true and looking costs no synchronisation.
+    """``then(carry)``, or ``carry`` where no condition holds, ``look`` is true and a trace can look.
 
     ``then`` must change nothing where no condition holds.
     """
-    if not look:
-        return then(carry)
-    if xp.__name__ == "jax.numpy":
+    if look and xp.__name__ == "jax.numpy":
         import jax  # xp is its namespace
 
         return jax.lax.cond(xp.any(conditions), then, lambda x: x, carry)
-    if getattr(conditions, "is_cuda", False) or bool(xp.any(conditions)):
-        return then(carry)
-    return carry
+    return then(carry)
 
 
 def known_finite(xp: Any, values: Any) -> bool:
     """Whether all values are known to be finite: asked only where the answer needs no synchronisation."""
-    if xp.__name__ == "jax.numpy" or getattr(values, "is_cuda", False):
-        return False
-    return bool(xp.all(xp.isfinite(values)))
+    return readable(xp, values) and bool(xp.all(xp.isfinite(values)))
 
 
 def without_gradient(x: Any) -> Any:

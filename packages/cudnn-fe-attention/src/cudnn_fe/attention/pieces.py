@@ -47,7 +47,7 @@ def statistics(xp: Any, q: Any, k: Any, visible: Visible, scale: float) -> tuple
 
     def add(carry: Any, q: Any, tile: Tile) -> tuple[Any, Any]:
         top, total = carry
-        s = xp.where(tile.seen, scale * scores(xp, q, take(xp, k, tile.keys, 2)), float("-inf"))
+        s = tile.only(xp, scale * scores(xp, q, take(xp, k, tile.keys, 2)), float("-inf"))
         highest = xp.maximum(top, xp.max(s, axis=-1))
         base = _base(xp, highest)
         return highest, total * xp.exp(top - base) + xp.sum(xp.exp(s - base[..., None]), axis=-1)
@@ -124,7 +124,7 @@ def weighted_values(
 
     def add(carry: Any, q: Any, tile: Tile) -> tuple[Any]:
         x = scores(xp, q, take(xp, k, tile.keys, 2))
-        w = xp.where(tile.seen, weights(x, tile), xp.zeros_like(x))
+        w = tile.only(xp, weights(x, tile))
         return (carry[0] + by_query(xp, w, tile.seen, take(xp, v, tile.keys, 2), signed=signed),)
 
     return over_queries(xp, q, k.shape[2], visible, start, add)[0]
@@ -157,7 +157,7 @@ def pull_back(
     def gradients(q: Any, do: Any, k: Any, v: Any, tile: Tile) -> tuple[Any, Any, Any]:
         x = scores(xp, halves(q)[0], halves(k)[0])
         dp = scores(xp, halves(do)[0], halves(v)[0])
-        w, ds = (xp.where(tile.seen, y, xp.zeros_like(x)) for y in weights(x, dp, tile))
+        w, ds = (tile.only(xp, y) for y in weights(x, dp, tile))
         found = (
             by_query(xp, ds, tile.seen, halves(k)[1], signed=True),
             by_key(xp, ds, tile.seen, halves(q)[1], k.shape[1]),
@@ -269,6 +269,6 @@ def largest_score_gradient(
         x = scores(xp, q, take(xp, k, tile.keys, 2))
         dp = scores(xp, take(xp, do, tile.queries, 2), take(xp, v, tile.keys, 2))
         ds = _gradient_weights(xp, x, dp, base, delta, scale, tile)[1]
-        return (xp.maximum(carry[0], xp.max(xp.abs(xp.where(tile.seen, ds, xp.zeros_like(ds))), axis=-1)),)
+        return (xp.maximum(carry[0], xp.max(xp.abs(tile.only(xp, ds)), axis=-1)),)
 
     return xp.reshape(xp.max(over_queries(xp, q, k.shape[2], visible, start, add)[0]), (1,))

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from cudnn_fe.attention.arrays import astype, every, index_range, sweep, take, when
+from cudnn_fe.attention.arrays import astype, every, index_range, readable, sweep, take, when
+from cudnn_fe.attention.gathered import ALIGNED, Tile, Visible, sum_over_keys, sum_over_pairs
 
 __all__ = ["Tile", "Visible", "join_rows", "over_keys", "over_queries", "rows_per_step"]
 
-# From query indices (M,) to a function from key indices (N,) to a mask that broadcasts to (batch, heads, M, N).
-Visible = Callable[[Any], Callable[[Any], Any]]
-
 _ON_HOST, _ON_GPU = 1 << 20, 1 << 24  # scores held at a time: what stays in a CPU's cache; what keeps a GPU busy
-_ALIGNED = 16  # keys per tile are a multiple: groups that share a scale are never cut
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Some queries and some keys.
-
-    Attributes:
-        queries: Indices of the queries (M,); those past the last one repeat it.
-        keys: Indices of the keys (N,), likewise.
-        seen: Which pairs are visible and exist; broadcasts to (batch, heads, M, N).
-    """
-
-    queries: Any
-    keys: Any
-    seen: Any
+_FEW = 128  # queries of a gathered tile: together they see little more than each, and products are still fast
 
 
 def _area(like: Any) -> int:
@@ -42,12 +23,15 @@ def rows_per_step(like: Any, rows: int, row_elements: int) -> int:
     return max(1, min(rows, _area(like) // max(row_elements, 1)))
 
 
-def _extents(like: Any, outer: int, rows: int, keys: int) -> tuple[int, int]:
-    """Queries and keys of a tile: about a square, and wider where there are few queries."""
+def _extents(like: Any, outer: int, rows: int, keys: int, *, gathered: bool) -> tuple[int, int]:
+    """Queries and keys of a tile: about a square, wider where there are few queries or what they see is gathered."""
     area = max(_area(like) // max(outer, 1), 1)
-    across = min(keys, max(isqrt(area) // _ALIGNED, 1) * _ALIGNED)
+    side = isqrt(area)
+    if gathered:
+        side = max(side, area // _FEW)
+    across = min(keys, max(side // ALIGNED, 1) * ALIGNED)
     down = max(1, min(rows, area // across))
-    return down, min(keys, max(across, area // down // _ALIGNED * _ALIGNED))
+    return down, min(keys, max(across, area // down // ALIGNED * ALIGNED))
 
 
 def _indices(xp: Any, position: Any, size: int, count: int, like: Any) -> tuple[Any, Any]:
@@ -71,7 +55,10 @@ def over_queries(xp: Any, q: Any, key_count: int, visible: Visible, start: Any, 
         The tuple of all queries.
     """
     batch, heads, rows, _ = q.shape
-    down, across = _extents(q, batch * heads, rows, key_count)
+    gathered = readable(xp, q)
+    down, across = _extents(q, batch * heads, rows, key_count, gathered=gathered)
+    if gathered:
+        return sum_over_keys(xp, q, key_count, visible, start, add, (down, across))
     several = down < rows or across < key_count
 
     def of_queries(carry: Any, position: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -103,7 +90,10 @@ def over_keys(xp: Any, q: Any, do: Any, k: Any, v: Any, visible: Visible, gradie
     """
     batch, heads, rows, _ = q.shape
     key_count = k.shape[2]
-    down, across = _extents(q, batch * heads, rows, key_count)
+    gathered = readable(xp, q)
+    down, across = _extents(q, batch * heads, rows, key_count, gathered=gathered)
+    if gathered:
+        return sum_over_pairs(xp, q, do, k, v, visible, gradients, (down, across))
     several = down < rows or across < key_count
 
     def of_keys(dq: Any, position: Any) -> tuple[Any, tuple[Any, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fe.attention.arrays import index_range, readable
 from cudnn_fe.core.codecs.bits import float32_bits
 
 __all__ = ["along_last", "best_first", "float_order", "in_order"]
@@ -43,20 +44,34 @@ def best_first(xp: Any, scores: Any, valid: Any, count: int, order: Any = None) 
         if order is not None:
             order = xp.concat((order, xp.astype(filler, order.dtype)), axis=-1)
     if order is None:
-        # Two stable sorts: by score, then those that count before those that do not.
-        ranks = xp.argsort(-scores, axis=-1, stable=True)
-        counted = along_last(xp, valid, ranks)
-        ranks = along_last(xp, ranks, xp.argsort(xp.astype(~counted, xp.int32), axis=-1, stable=True))[..., :count]
-    else:
-        # One, with what does not count beyond all that does; only the two lowest NaN become equals.
-        last = 2**63 - 1 if order.dtype == xp.int64 else 2**31 - 1
-        keys = xp.where(valid, xp.clip(~order, max=last - 1), xp.full_like(order, last))
-        ranks = xp.argsort(keys, axis=-1, stable=True)[..., :count]
+        known = float_order(xp, scores + 0.0)  # one zero
+        order = xp.where(xp.isnan(scores), xp.full_like(known, -_largest(xp, known)), known)
+    # What does not count is beyond all that does; only the two lowest NaN become equals.
+    last = _largest(xp, order)
+    keys = xp.where(valid, xp.clip(~order, max=last - 1), xp.full_like(order, last))
+    ranks = _smallest(xp, keys, count)
     kept, values = along_last(xp, valid, ranks), along_last(xp, scores, ranks)
     return (
         xp.where(kept, values, xp.full_like(values, float("-inf"))),
         xp.where(kept, xp.astype(ranks, xp.int32), xp.full_like(xp.astype(ranks, xp.int32), -1)),
     )
+
+
+def _largest(xp: Any, integers: Any) -> int:
+    return 2**63 - 1 if integers.dtype == xp.int64 else 2**31 - 1
+
+
+def _smallest(xp: Any, keys: Any, count: int) -> Any:
+    """Where the ``count`` smallest of each row stand, in order; of equal ones the earlier comes first."""
+    if keys.dtype == xp.int64 or not readable(xp, keys):
+        return xp.argsort(keys, axis=-1, stable=True)[..., :count]
+    # Sorting all takes ten times as long as choosing, which knows no order among equals: here none are.
+    width = keys.shape[-1]
+    apart = xp.astype(keys, xp.int64) * width + index_range(xp, width, keys)
+    if hasattr(apart, "topk"):
+        return apart.topk(count, dim=-1, largest=False).values % width
+    apart.partition(count - 1, axis=-1)
+    return xp.sort(apart[..., :count], axis=-1) % width
 
 
 def in_order(xp: Any, indices: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.attention.arrays import every, index_range, narrow, sweep, take, wide
+from cudnn_fe.attention.gathered import Among
 from cudnn_fe.attention.pieces import attend, attend_gradients, log_sum_exp
 from cudnn_fe.attention.tiles import Visible, join_rows
 
@@ -115,7 +116,10 @@ def visible_keys(problem: Any, xp: Any, index: Any, nums: Any, sizes: Any) -> Vi
             shown = take(xp, mask, keys // lists.block, 3)
             return shown if within is None else every(xp, (shown, take(xp, within, keys, 3)))
 
-        return among
+        def near() -> Any:
+            return xp.repeat(xp.any(mask, axis=(0, 1, 2)), lists.block)[: e.keys]
+
+        return Among(among, near)
 
     return visible
 

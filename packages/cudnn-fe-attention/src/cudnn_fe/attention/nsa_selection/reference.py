@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.attention.arrays import every, index_range, narrow, take, wide
+from cudnn_fe.attention.gathered import Among
 from cudnn_fe.attention.pieces import attend
 from cudnn_fe.attention.sequences import batch_first, rows_of, same_sequence
 
@@ -57,7 +58,10 @@ def selection_attention(
             mask = every(xp, (same_sequence(at, of), listed))
             return mask & (of.position <= at.position[:, None]) if problem.is_causal else mask
 
-        return among
+        def near() -> Any:
+            return take(xp, xp.any(chosen, axis=(0, 1)), of_keys.position // size, 0)
+
+        return Among(among, near)
 
     output, top, total = attend(xp, q, k, v, visible, scale_softmax, problem.q_tensor.dtype.name)
     output = xp.permute_dims(output[0], (1, 0, 2))

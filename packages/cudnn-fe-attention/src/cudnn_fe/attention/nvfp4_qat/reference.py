@@ -44,7 +44,7 @@ def backward(
 
     def weights(x: Any, dp: Any, tile: Tile) -> tuple[Any, Any]:
         p = xp.exp(scale * x - take(xp, base, tile.queries, 2)[..., None])
-        p = xp.where(tile.seen, p, xp.zeros_like(p))  # what is hidden takes no part in a group's scale
+        p = tile.only(xp, p)  # what is hidden takes no part in a group's scale
         ds = p * (dp - take(xp, delta, tile.queries, 2)[..., None])
         return nvfp4_values(xp, p), round_through(ds, io)
 

@@ -97,7 +97,7 @@ def _score_gradients(xp: Any, do: Any, q: Any, k: Any, v: Any, visible: Visible,
         tile = Tile(queries, keys, visible(queries)(keys))
         q_step, do_step = take(xp, q, queries, 2), take(xp, do, queries, 2)
         _, ds = weights(scores(xp, q_step, k), scores(xp, do_step, v), tile)
-        ds = xp.where(tile.seen, ds, xp.zeros_like(ds))
+        ds = tile.only(xp, ds)
         return carry, (xp.sum(ds, axis=0, keepdims=True) if batch < outer else ds,)
 
     return join_rows(xp, sweep(xp, -(-rows // size), step, ())[1][0], rows)

@@ -96,12 +96,28 @@ def test_packed_sequences_with_states(width: int, kind: str, channels_last: bool
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_a_boundary_at_every_position(channels_last: bool) -> None:
+@pytest.mark.parametrize("states", [False, True])
+def test_a_boundary_at_every_position(states: bool, channels_last: bool) -> None:
+    """Without states, bits say where sequences start; with them, a cursor does."""
     for first in range(41):
+        lengths = (first, 40 - first)
         case = make_case(
-            1, 64, 0, 4, "bfloat16", lengths=(first, 40 - first), initial=True, channels_last=channels_last, device=CUDA
+            1, 64, 0, 4, "bfloat16", lengths=lengths, initial=states, channels_last=channels_last, device=CUDA
         )
-        check(case, True, True, "bfloat16")
+        check(case, True, states, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("width", "kind"),
+    [
+        *((1, "float32"), (2, "bfloat16"), (3, "float16"), (4, "float64"), (5, "bfloat16"), (8, "bfloat16")),
+        *((8, "float32"), (9, "bfloat16")),
+    ],
+)
+def test_packed_sequences_without_states(width: int, kind: str) -> None:
+    """Along time: many short ones, empty ones, more than a chunk's tokens, and rows that no vector divides."""
+    for lengths in (ALIGNED, LENGTHS, (7, 1, 0, 0, 2, 3) * 40, (3000, 1, 1191), (1,) * 64, (64,)):
+        check(make_case(1, 96, 0, width, kind, lengths=lengths, device=CUDA), width != 2, False, kind)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

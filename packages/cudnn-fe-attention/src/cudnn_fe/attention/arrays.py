@@ -104,7 +104,10 @@ def sweep(xp: Any, count: int, body: Callable[[Any, Any], tuple[Any, tuple[Any, 
     Returns:
         The last carry, and the results of each step stacked along a new first dim.
     """
-    if xp.__name__ == "jax.numpy" and count != 1:
+    if count == 1:
+        carry, results = body(carry, 0)
+        return carry, tuple(x[None] for x in results)
+    if xp.__name__ == "jax.numpy":
         import jax  # xp is its namespace
 
         return jax.lax.scan(body, carry, xp.arange(count))

@@ -19,6 +19,7 @@ class ConvSpec:
         silu: Whether SiLU follows.
         width: Number of taps W.
         packed: Whether offsets of packed sequences come along.
+        marked: Whether bits say where they start, which serves vectors along time, but no states.
         initial: Whether initial states come along.
         final: Whether the final states (forward), or their gradient (backward), come along.
         layout: Order of x's dims.
@@ -38,6 +39,7 @@ class ConvSpec:
     silu: bool
     width: int
     packed: bool
+    marked: bool
     initial: bool
     final: bool
     layout: Literal["BDT", "BTD"]

@@ -24,6 +24,7 @@ __all__ = ["BACKWARD_KERNELS", "FORWARD_KERNELS", "THREADS", "WIDEST"]
 THREADS = 128
 WIDEST = 8  # taps that stay in registers
 _SHORTEST = 32  # tokens that a chunk of the backward should have
+STARTS_PADDING = 3  # words of starts: no token before the first, and what is read past the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ _TUNING = {
     ("backward", "channels"): _Tuning(8, 6, 3, 3),
     ("backward", "time"): _Tuning(16, 2, 7, 14),
 }
-# Edges of sequences anywhere in a vector need registers of their own.
+# Edges of sequences anywhere in a vector need registers.
 _PACKED_TUNING = {**_TUNING, ("backward", "time"): _Tuning(16, 1, 6, 24)}
 
 
@@ -70,7 +71,9 @@ def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], fin
     major = _major(problem)
     _, channels, time = problem.extents
     dim, extent = (problem.channel_dim, channels) if major == "channels" else (problem.time_dim, time)
-    packed = problem.cu_seqlens is not None
+    packed, initial = problem.cu_seqlens is not None, problem.initial_states is not None
+    stateless = not initial and not (backward and final)
+    marked = packed and stateless and major == "time" and problem.width <= WIDEST
     tuning = (_PACKED_TUNING if packed else _TUNING)["backward" if backward else "forward", major]
     itemsize = problem.x.dtype.itemsize
     vector = min(vector_length(dim, problem.x, *like_x, itemsize=itemsize), max(tuning.vector_bytes // itemsize, 1))
@@ -85,7 +88,8 @@ def _spec(problem: Sequences, where: Device, like_x: tuple[TensorSpec, ...], fin
         silu=problem.activation == "silu",
         width=problem.width,
         packed=packed,
-        initial=problem.initial_states is not None,
+        marked=marked,
+        initial=initial,
         final=final,
         layout=problem.layout,
         major=major,
@@ -125,7 +129,17 @@ def _partial_sums(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[Tensor
         chunks = chunk_count(spec, spec.waves, blocks, time, spec.vector * spec.lanes * spec.unroll, _select)
     shape = (batch * chunks, spec.width + 1, channels)
     kind = dtype("float64" if spec.x_dtype == "float64" else "float32")
-    return (TensorSpec(shape, contiguous_strides(shape), kind, problem.device, 16, "partial_sums"),)
+    return (
+        TensorSpec(shape, contiguous_strides(shape), kind, problem.device, 16, "partial_sums"),
+        *_starts(problem, spec),
+    )
+
+
+def _starts(problem: Sequences, spec: ConvSpec) -> tuple[TensorSpec, ...]:
+    """A bit for each token."""
+    words = -(-problem.extents[2] // 32) + STARTS_PADDING
+    mask = TensorSpec((words,), (1,), dtype("int32"), problem.device, 16, "starts")
+    return (mask,) if spec.marked else ()
 
 
 def _long_scratch(problem: CausalConv1dBackward, spec: ConvSpec) -> tuple[TensorSpec, ...]:
@@ -145,7 +159,7 @@ def _kernel(
 
 
 FORWARD_KERNELS = (
-    _kernel("portable", _refuse_wide, _forward_spec),
+    _kernel("portable", _refuse_wide, _forward_spec, _starts),
     _kernel("portable_long", _refuse, _forward_spec),
 )
 BACKWARD_KERNELS = (

@@ -15,6 +15,12 @@ from cutlass import Int32, cute
 
 from cudnn_fe.conv.causal_conv1d.portable_ahead import Ahead, History, arrived, history_of, widen_words
 from cudnn_fe.conv.causal_conv1d.portable_cursor import Cursor, advance, copy_cursor, seek
+from cudnn_fe.conv.causal_conv1d.portable_starts import (
+    blocked_after,
+    blocked_before,
+    starts_around,
+    unless_blocked,
+)
 from cudnn_fe.conv.causal_conv1d.portable_time import (
     TimeWalk,
     from_initial,
@@ -42,7 +48,7 @@ __all__ = ["TimeBackward", "token_slope"]
 class TimeBackward(TimeWalk):
     """dx and the partial sums (batch * chunks, W+1, D)."""
 
-    names = ("x", "weight", "bias", "offsets", "initial", "dy", "d_final", "dx", "partial")
+    names = ("x", "weight", "bias", "offsets", "initial", "dy", "d_final", "dx", "partial", "starts")
 
     def chunks_of(self, t: SimpleNamespace, row_blocks: Any) -> Any:
         """As the partial sums have it."""
@@ -73,7 +79,8 @@ class TimeBackward(TimeWalk):
                 seek(cursor, beyond)
                 dz_k = token_slope(spec, t, taps, shift, cursor.sequence, row, channel, beyond, beyond - cursor.start)
                 fill(carried, k, [dz_k])
-        seek(cursor, cutlass.max(cutlass.min(last, cursor.time - 1), Int32(0)))
+        if cutlass.const_expr(not spec.marked):
+            seek(cursor, cutlass.max(cutlass.min(last, cursor.time - 1), Int32(0)))
         sums = registers(spec, width + 1)
         for turn in cutlass.range(turns, unroll=1):
             token = last - turn * self.unit
@@ -127,6 +134,12 @@ class TimeBackward(TimeWalk):
             held = from_initial(spec, samples, t.initial, row, channel, token)
             for e in cutlass.range_constexpr(count):
                 self.add(dz, sums, e, held[e : e + width], taps, shift, grads[e])
+        elif cutlass.const_expr(spec.marked):
+            bits = starts_around(t.starts, token, cursor.time, width)
+            before, behind = blocked_before(bits, width), blocked_after(bits, width)
+            for e in cutlass.range_constexpr(count):
+                newest_first = unless_blocked(spec, before, e, samples[e : e + width][::-1])
+                self.add(dz, sums, e, newest_first[::-1], taps, shift, grads[e])
         elif token < stop:
             if token < cursor.start or token >= cursor.end:
                 seek(cursor, token)
@@ -144,8 +157,11 @@ class TimeBackward(TimeWalk):
         target = sequence_view(t.dx, spec)
         goal = at(target, row, channel, token)
         reach = [dz[e] for e in range(count)] + after
-        values = [self.gathered(reach[e : e + width], taps) for e in range(count)]
-        if cutlass.const_expr(spec.packed or (t.d_final is not None and width > 1)):
+        lines = [reach[e : e + width] for e in range(count)]
+        if cutlass.const_expr(spec.marked):
+            lines = [unless_blocked(spec, behind, e, line) for e, line in enumerate(lines)]
+        values = [self.gathered(line, taps) for line in lines]
+        if cutlass.const_expr((spec.packed and not spec.marked) or (t.d_final is not None and width > 1)):
             if token < stop:
                 if token + (count + width - 1) <= cursor.end:
                     write(spec, target.dtype, goal, values)

@@ -25,6 +25,11 @@ from cudnn_fe.conv.causal_conv1d.portable_ahead import (
     widen_words,
 )
 from cudnn_fe.conv.causal_conv1d.portable_cursor import Cursor, advance, check_offsets, seek
+from cudnn_fe.conv.causal_conv1d.portable_starts import (
+    blocked_before,
+    starts_around,
+    unless_blocked,
+)
 from cudnn_fe.conv.portable_parts import (
     THREADS,
     activated,
@@ -122,7 +127,7 @@ class TimeWalk:
 class TimeForward(TimeWalk):
     """y."""
 
-    names = ("x", "weight", "bias", "offsets", "initial", "y")
+    names = ("x", "weight", "bias", "offsets", "initial", "y", "starts")
 
     def chunks_of(self, t: SimpleNamespace, row_blocks: Any) -> Any:
         """As many as keep the chip busy."""
@@ -145,7 +150,8 @@ class TimeForward(TimeWalk):
         self.fetch([own], before, [source], row, channel, begin, stop)
         taps, shift = load_parameters(spec, t.weight, t.bias, channel, 1)
         cursor = Cursor(spec.packed, t.offsets, row, t.x.shape[spec.layout.index("T")])
-        seek(cursor, cutlass.min(begin, cursor.time - 1))
+        if cutlass.const_expr(not spec.marked):
+            seek(cursor, cutlass.min(begin, cursor.time - 1))
         for turn in cutlass.range(turns, unroll=1):
             words, words_before = arrived(own), [arrived(piece) for piece in before.ahead]
             token = begin + turn * self.unit
@@ -176,6 +182,14 @@ class TimeForward(TimeWalk):
         if cutlass.const_expr(not spec.packed):
             held = from_initial(spec, samples, t.initial, row, channel, token)
             values = [self.result(held[index : index + width], taps, shift) for index in range(count)]
+            if token < stop:
+                write(spec, target.dtype, goal, values)
+        elif cutlass.const_expr(spec.marked):
+            blocked = blocked_before(starts_around(t.starts, token, cursor.time, width), width)
+            values = []
+            for index in cutlass.range_constexpr(count):
+                newest_first = unless_blocked(spec, blocked, index, samples[index : index + width][::-1])
+                values.append(self.result(newest_first[::-1], taps, shift))
             if token < stop:
                 write(spec, target.dtype, goal, values)
         elif token < stop:

@@ -206,7 +206,9 @@ def wgrad(cuda: bool) -> list[MemoryCase]:
             ends = torch.tensor(layer.ends(even=False), device=place)
             whole = ((ends + 64) // 128 * 128).to(torch.int32)
             scales = [x["row_scales"].flatten() for x in narrow]
-            return *(x["row_codes"] for x in narrow), *scales, whole, torch.ones(layer.experts, device=place), *wide
+            tokens_first = [one.T.contiguous() for one in wide]
+            factors = torch.ones(layer.experts, device=place)
+            return *(x["row_codes"] for x in narrow), *scales, whole, factors, *tokens_first
 
         def run(a: Tensor, b: Tensor, sfa: Tensor, sfb: Tensor, ends: Tensor, one: Tensor, *_: Any, **how: Any) -> Any:
             factor = one if BLOCK_FORMATS[name].scale.mantissa_bits else None
@@ -216,7 +218,7 @@ def wgrad(cuda: bool) -> list[MemoryCase]:
 
         def alone(*operands: Any, backend: str | None = None) -> Any:
             a, b = operands[-2:]
-            return grouped_gemm_wgrad_forward(a, b.T, None, None, operands[4], backend=backend)
+            return grouped_gemm_wgrad_forward(a.T, b, None, None, operands[4], backend=backend)
 
         return _case(f"{layer.name}, {name}", layer, BLOCK_FORMATS[name].element.bits, make, run, alone)
 

@@ -36,9 +36,13 @@ def framework_of(array: Any, *, operand: str = "tensor") -> Framework:
     Raises:
         FrameworkError: ``array`` is none of these.
     """
+    known = _known.get(type(array))
+    if known is not None:
+        return known
     for framework, module, name in _ARRAYS:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and isinstance(array, kind):
+            _known[type(array)] = framework
             return framework
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         return "dlpack"
@@ -67,10 +71,9 @@ def common_framework(names: Sequence[str], arrays: Sequence[Any]) -> Framework:
     for position, array in enumerate(arrays):
         if array is None:
             continue
-        kind = type(array)
-        framework = _known.get(kind)
+        framework = _known.get(type(array))
         if framework is None:
-            framework = _known[kind] = framework_of(array, operand=names[position])
+            framework = framework_of(array, operand=names[position])
         if framework == found:
             continue
         if found is None:

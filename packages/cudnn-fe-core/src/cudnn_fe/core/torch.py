@@ -39,7 +39,18 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.c
 class TorchPlan:
     """What a call with given shapes does: which backend, which outputs, which compiled function."""
 
-    __slots__ = ("_checked", "backend", "device_index", "function", "op", "outputs", "problem", "scratch", "spec")
+    __slots__ = (
+        "_checked",
+        "_in_place",
+        "backend",
+        "device_index",
+        "function",
+        "op",
+        "outputs",
+        "problem",
+        "scratch",
+        "spec",
+    )
 
     def __init__(self, op: Op, problem: Problem, backend: str | None) -> None:
         choice = choose(op, problem, backend)
@@ -48,6 +59,8 @@ class TorchPlan:
         self.outputs = [_allocation(spec, problem.device) for spec in problem.outputs]
         self.scratch: list[tuple[Any, ...]] = []
         self._checked: set[tuple[Any, ...]] = set()
+        places = {name: place for place, name in enumerate(problem.operands)}
+        self._in_place = {position: places[name] for position, name in problem.in_place.items()}
         self.function: Callable[..., None] | None = None
         if choice.kernel is not None:
             if choice.kernel.scratch is not None:
@@ -62,11 +75,16 @@ class TorchPlan:
 
     def place(self, operands: Tensors, outs: Tensors) -> list[torch.Tensor]:
         """The caller's buffers, checked, and fresh outputs where there is none or where it is added to."""
-        given = [(position, out) for position, out in enumerate(outs) if out is not None]
-        parts: list[Any] = [(out.data_ptr(), out.shape, out.stride(), out.dtype, out.get_device()) for _, out in given]
-        key = (*parts, *[0 if t is None else t.data_ptr() for t in operands])
+        parts: list[Any] = [0 if t is None else t.data_ptr() for t in operands]
+        for position, out in enumerate(outs):
+            place = self._in_place.get(position, -1)
+            if out is None or (place >= 0 and out is operands[place]):
+                parts.append(out is None)  # the plan and the addresses above say the rest
+            else:
+                parts += (out.data_ptr(), out.shape, out.stride(), out.dtype, out.get_device())
+        key = tuple(parts)
         if key not in self._checked:
-            self._check_outs(operands, given)
+            self._check_outs(operands, [(position, out) for position, out in enumerate(outs) if out is not None])
             if len(self._checked) >= 1024:
                 self._checked.clear()
             self._checked.add(key)
@@ -81,7 +99,8 @@ class TorchPlan:
 
     def fold(self, operands: Tensors, outputs: list[torch.Tensor], outs: Tensors) -> tuple[torch.Tensor, ...]:
         """The results, those that accumulate added to the caller's buffers."""
-        if not any(outs[place] is not None for place in self.problem.accumulates):
+        accumulates = self.problem.accumulates
+        if not accumulates or not any(outs[place] is not None for place in accumulates):
             return tuple(outputs)
         import array_api_compat.torch as xp
 

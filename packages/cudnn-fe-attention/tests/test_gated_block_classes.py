@@ -163,7 +163,7 @@ def test_class_checks_its_record() -> None:
             call(None)
     with pytest.raises(ValueError, match="block_ids: got a tensor, wanted None without qsa"):
         made.execute(*t, out, None, saved=good, block_ids=out)
-    with pytest.raises(NotImplementedError, match="index_kv_cache: got"):
+    with pytest.raises(ValueError, match="index_kv_cache: got a tensor, wanted None"):
         made.execute(*t, out, None, saved=good, index_kv_cache=out)
     with pytest.raises(NotImplementedError, match="RECOMPUTE_GATE"):
         Bwd(out, good, *t[1:], GQA, recompute=record.RecomputePolicy.RECOMPUTE_GATE)

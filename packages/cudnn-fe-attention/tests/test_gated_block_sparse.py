@@ -13,7 +13,7 @@ from cudnn_fe import attention
 from cudnn_fe.attention.gated_block import declarations, legacy_forward, record
 from cudnn_fe_testkit.attention import attention_tolerance
 from cudnn_fe_testkit.compare import assert_close, to_float64
-from cudnn_fe_testkit.gated_block import NAMES, block_operands, rotate
+from cudnn_fe_testkit.gated_block import NAMES, block_operands, exact_masked_block, indexer_lists
 from cudnn_fe_testkit.inputs import Framework, convert, normal
 
 # Arguments are spread from lists and tables here, which the type checker cannot count.
@@ -32,27 +32,12 @@ TOLERANCE = attention_tolerance("float32", 4, 4 * 128)
 
 def exact(g: Any, t: dict[str, Any], spans: list[tuple[int, int]], keys: list[int], lists: Any) -> tuple[Any, Any]:
     """``(out, lse)`` of tokens in one row (T, ...): a token's own span, its listed blocks and the open one."""
-    tokens = len(t["h"])
-    x = {n: torch.from_numpy(to_float64(y)) for n, y in t.items()}
-    widths = [g.h_q * g.d_head] * 2 + [g.h_kv * g.d_head] * 2
-    projected = (x["h"] @ x["w_qkvg"].T)[:, : sum(widths)]
-    q, gate, k, v = (y.reshape(1, tokens, -1, g.d_head) for y in projected.split(widths, -1))
-    q, k = (
-        y / (y.square().mean(-1, keepdim=True) + g.qk_norm_eps).sqrt() * x[n]
-        for y, n in ((q, "w_q_norm"), (k, "w_k_norm"))
-    )
-    q, k = (rotate(y, x["cos"][None], x["sin"][None], g.rope_dim) for y in (q, k))
-    k, v = (y.repeat_interleave(g.h_q // g.h_kv, 2) for y in (k, v))
-    mask = torch.zeros(tokens, tokens, dtype=torch.bool)
+    mask = torch.zeros(len(t["h"]), len(t["h"]), dtype=torch.bool)
     for (start, end), count in zip(spans, keys, strict=True):
         for p in range(end - start):
             for j in range(min(p + 1, count)):
                 mask[start + p, start + j] = j >= (p + 1) // 4 * 4 or j // 4 in lists[start + p]
-    s = (torch.einsum("bihd,bjhd->bhij", q, k) * g.d_head**-0.5).masked_fill(~mask, float("-inf"))
-    alive = mask.any(-1, keepdim=True)
-    o = torch.einsum("bhij,bjhd->bihd", torch.softmax(s.masked_fill(~alive, 0.0), -1) * alive, v)
-    out = (o * torch.sigmoid(gate)).reshape(tokens, -1) @ x["w_o"].T
-    return out, torch.logsumexp(s, -1)[0]
+    return exact_masked_block(g, t, mask)
 
 
 def random_lists(spans: list[tuple[int, int]], tokens: int) -> tuple[Any, Any, list[set[int]]]:
@@ -96,36 +81,6 @@ def test_lists_of_the_caller(framework: Framework, packed: bool) -> None:
     ended = ended if packed else ended.reshape(2, 23, 4)
     again = sparse(*(arrays[n] for n in NAMES), G, block_ids=convert(ended, framework), seq_lens=counts, thd=packed)
     np.testing.assert_array_equal(to_float64(again["out"]), to_float64(got["out"]))
-
-
-def indexer_lists(g: Any, t: dict[str, Any], norms: tuple[Any, Any], spans: list[tuple[int, int]]) -> tuple[Any, Any]:
-    """The best blocks of every token, and the compressed keys by span, in float64."""
-    x = {n: torch.from_numpy(to_float64(y)) for n, y in t.items()}
-    w_q, w_k = (torch.from_numpy(to_float64(y)) for y in norms)
-    qsa, width = g.qsa, g.qsa.index_head_dim
-    band = (x["h"] @ x["w_qkvg"].T)[:, -qsa.index_band_cols :].reshape(len(x["h"]), -1, width)
-
-    def rms(y: Any, w: Any) -> Any:
-        return y / (y.square().mean(-1, keepdim=True) + qsa.index_norm_eps).sqrt() * w
-
-    query = rotate(rms(band[:, :-1], w_q)[None], x["cos"][None], x["sin"][None], g.rope_dim)[0]
-    lists: list[list[int]] = [[] for _ in range(len(query))]
-    compressed = []
-    for start, end in spans:
-        blocks = (end - start) // 4
-        mean = (
-            torch.stack([band[start + 4 * b : start + 4 * b + 4, -1].mean(0) for b in range(blocks)])
-            if blocks
-            else torch.zeros(0, width)
-        )
-        at = torch.arange(blocks) * 4 + start
-        key = rotate(rms(mean, w_k)[None, :, None], x["cos"][at][None], x["sin"][at][None], g.rope_dim)[0, :, 0]
-        compressed.append(key)
-        score = torch.relu(torch.einsum("thd,bd->thb", query[start:end], key)).sum(1) * width**-0.5
-        for p in range(end - start):
-            ranked = sorted(range((p + 1) // 4), key=lambda b, p=p: (-float(score[p, b]), b))  # type: ignore[misc]
-            lists[start + p] = sorted(ranked[: qsa.top_k])
-    return lists, compressed
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -198,12 +153,8 @@ def test_classes() -> None:
         record.index_k_raw_view(slab, G, 2, 30)
     with pytest.raises(ValueError, match="workspace: got None"):
         made.execute(*t, out, None, lse=lse, w_iq_norm=norms[0], w_ik_norm=norms[1])
-    for options, message in (
-        ({"save_for_backward": True}, "save_for_backward"),
-        ({"paged_kv_page_size": 16}, "qsa: got a QsaSpec"),
-    ):
-        with pytest.raises(NotImplementedError, match=message):
-            Fwd(*t, out, GI, **options).check_support()
+    with pytest.raises(NotImplementedError, match="save_for_backward"):
+        Fwd(*t, out, GI, save_for_backward=True).check_support()
     plain = [x[: -INDEXER.index_band_cols] if i == 1 else x for i, x in enumerate(t)]
     mine = Fwd(*plain, out, G)
     mine.compile()

@@ -58,6 +58,7 @@ from cudnn_fe.attention.gated_block.legacy_backward import GatedAttentionBlockBw
 from cudnn_fe.attention.gated_block.legacy_forward import GatedAttentionBlockFwd
 from cudnn_fe.attention.gated_block.paged import gated_attention_block_paged_forward
 from cudnn_fe.attention.gated_block.sparse import gated_attention_block_sparse_forward
+from cudnn_fe.attention.gated_block.sparse_paged import gated_attention_block_paged_sparse_forward
 from cudnn_fe.attention.hca import aligned_hca_backward
 from cudnn_fe.attention.hca.legacy import AlignedHCABackward
 from cudnn_fe.attention.hca.legacy import aligned_hca_backward_wrapper
@@ -329,6 +330,7 @@ __all__ = [
     "gated_attention_block_backward",
     "gated_attention_block_forward",
     "gated_attention_block_paged_forward",
+    "gated_attention_block_paged_sparse_forward",
     "gated_attention_block_sparse_forward",
     "gated_delta_net_backward",
     "gated_delta_net_forward",

@@ -76,6 +76,9 @@ LISTED_BLOCK = tuple(
 )
 POOLS = (torch.zeros(3, 1, 16, 64), torch.zeros(3, 1, 16, 64))
 SLOTS = torch.cat([torch.arange(32, 42), torch.arange(0, 14)])  # of pages 2 and 0
+STEPPED = attention.GatedAttentionBlockGeometry(16, 2, 1, 64, 8, causal_bottom_right=True, qsa=QSA)
+STEPPED_BLOCK = tuple(x[:1, :5] if x.ndim == 3 else x for x in LISTED_BLOCK)
+PLACES = torch.ones(1, 16, 8)
 TWICE = tuple(normal(2 * T, H, 8, seed=seed) for seed in (1, 2))
 LAYER = (normal(2, 9, H, 8), normal(2, 9, H), -normal(H).abs(), normal(2, 9, 1, 6), normal(2, 9, 1, 6, seed=1))
 SPANS: tuple[tuple[str, tuple[Any, ...], tuple[int, ...], tuple[Any, ...], tuple[int, ...]], ...] = (
@@ -215,6 +218,22 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         "gated_attention_block_sparse_forward",
         (*LISTED_BLOCK, LISTED),
         {"w_iq_norm": normal(64), "w_ik_norm": normal(64, seed=1)},
+    ),
+    (
+        "gated_attention_block_paged_sparse_forward",
+        (*STEPPED_BLOCK, STEPPED, *POOLS, torch.arange(5)),
+        {
+            "kv_source": "paged",
+            "block_table": torch.zeros(1, 1, dtype=torch.int32),
+            "kv_lens": ends(5),
+            "w_iq_norm": normal(64),
+            "w_ik_norm": normal(64, seed=1),
+            "index_kv_cache": torch.zeros(3, 4, 1, 64),
+            "index_state_cache": torch.zeros(2, 8, 1, 64),
+            "index_state_block_table": torch.ones(1, 1, dtype=torch.int32),
+            "cos_pos": PLACES,
+            "sin_pos": 0 * PLACES,
+        },
     ),
     ("block_sparse_attention_forward", (*BLOCKS[:3], BLOCK_LISTS), {"sparse_block_size": 64}),
     (

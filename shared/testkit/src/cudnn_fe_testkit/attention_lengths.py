@@ -226,6 +226,28 @@ def _sparse_block(z: Size) -> Call:
     return _block(z, qsa=qsa), {"w_iq_norm": z.normal(64), "w_ik_norm": z.normal(64, seed=1)}
 
 
+def _served_sparse_block(z: Size) -> Call:
+    """All tokens of a sequence at once, over empty pages."""
+    most = max(z.listed // 4, 4)
+    qsa: Any = declarations.QsaSpec(4, most, "indexer", True, index_heads=2, index_head_dim=64)
+    *made, g = _block(z, qsa=qsa, causal_bottom_right=True)
+    pages, zero = z.tokens // 16, torch.zeros(1, 1, dtype=torch.int32)
+    pools = (z.normal(pages, 1, 16, 64), z.normal(pages, 1, 16, 64, seed=1))
+    options = {
+        "kv_source": "paged",
+        "block_table": torch.arange(pages, dtype=torch.int32)[None],
+        "kv_lens": _ends(z.tokens),
+        "w_iq_norm": z.normal(64),
+        "w_ik_norm": z.normal(64, seed=1),
+        "index_kv_cache": z.normal(pages, 4, 1, 64),
+        "index_state_cache": z.normal(1, z.tokens + 3, 1, 64),
+        "index_state_block_table": zero,
+        "cos_pos": made[4],
+        "sin_pos": made[5],
+    }
+    return (*made, g, *pools, torch.arange(z.tokens)), options
+
+
 def _softmax_gradient(z: Size) -> tuple[Any, ...]:
     """Q, K, V, O and dO of one head, and the log-sum-exp (1, 1, S)."""
     return (*(z.heads_first(seed=seed) for seed in range(5)), z.sum_of_keys(1, 1, z.tokens))
@@ -294,6 +316,7 @@ LENGTHS: dict[str, Callable[[Size], Call]] = {
     "gated_attention_block_backward": _block_gradient,
     "gated_attention_block_paged_forward": _paged_block,
     "gated_attention_block_sparse_forward": _sparse_block,
+    "gated_attention_block_paged_sparse_forward": _served_sparse_block,
     "dsa_indexer_forward": lambda z: (_indexer(z), {"ratio": RATIO, "return_lse": True}),
     "dsa_indexer_fused_top_k_forward": lambda z: ((*_indexer(z), z.listed), {"ratio": RATIO, "return_lse": True}),
     "dsa_indexer_top_k_forward": lambda z: (

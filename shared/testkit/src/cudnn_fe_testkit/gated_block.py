@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from cudnn_fe_testkit.compare import to_float64
 from cudnn_fe_testkit.inputs import normal
 
-__all__ = ["NAMES", "block_operands", "exact_block", "rotate"]
+__all__ = ["NAMES", "block_operands", "exact_block", "exact_masked_block", "indexer_lists", "rotate"]
 
 NAMES = ("h", "w_qkvg", "w_q_norm", "w_k_norm", "cos", "sin", "w_o")
 
@@ -68,3 +69,53 @@ def exact_block(
     o = torch.einsum("bhij,bjhd->bihd", p, v)
     out = (o * torch.sigmoid(gate)).reshape(batch, tokens, -1) @ t["w_o"].T
     return out.reshape(t["h"].shape), torch.logsumexp(s, -1)
+
+
+def exact_masked_block(g: Any, t: dict[str, Any], mask: torch.Tensor) -> tuple[Any, Any]:
+    """``(out, lse)`` in float64 of tokens in one row (T, ...) that see what the mask (T, T) says."""
+    tokens = len(t["h"])
+    x = {n: torch.from_numpy(to_float64(y)) for n, y in t.items()}
+    widths = [g.h_q * g.d_head] * 2 + [g.h_kv * g.d_head] * 2
+    projected = (x["h"] @ x["w_qkvg"].T)[:, : sum(widths)]
+    q, gate, k, v = (y.reshape(1, tokens, -1, g.d_head) for y in projected.split(widths, -1))
+    q, k = (
+        y / (y.square().mean(-1, keepdim=True) + g.qk_norm_eps).sqrt() * x[n]
+        for y, n in ((q, "w_q_norm"), (k, "w_k_norm"))
+    )
+    q, k = (rotate(y, x["cos"][None], x["sin"][None], g.rope_dim) for y in (q, k))
+    k, v = (y.repeat_interleave(g.h_q // g.h_kv, 2) for y in (k, v))
+    s = (torch.einsum("bihd,bjhd->bhij", q, k) * g.d_head**-0.5).masked_fill(~mask, float("-inf"))
+    alive = mask.any(-1, keepdim=True)
+    o = torch.einsum("bhij,bjhd->bihd", torch.softmax(s.masked_fill(~alive, 0.0), -1) * alive, v)
+    out = (o * torch.sigmoid(gate)).reshape(tokens, -1) @ x["w_o"].T
+    return out, torch.logsumexp(s, -1)[0]
+
+
+def indexer_lists(g: Any, t: dict[str, Any], norms: tuple[Any, Any], spans: list[tuple[int, int]]) -> tuple[Any, Any]:
+    """The best blocks of every token, and the compressed keys by span, in float64."""
+    x = {n: torch.from_numpy(to_float64(y)) for n, y in t.items()}
+    w_q, w_k = (torch.from_numpy(to_float64(y)) for y in norms)
+    qsa, width = g.qsa, g.qsa.index_head_dim
+    band = (x["h"] @ x["w_qkvg"].T)[:, -qsa.index_band_cols :].reshape(len(x["h"]), -1, width)
+
+    def rms(y: Any, w: Any) -> Any:
+        return y / (y.square().mean(-1, keepdim=True) + qsa.index_norm_eps).sqrt() * w
+
+    query = rotate(rms(band[:, :-1], w_q)[None], x["cos"][None], x["sin"][None], g.rope_dim)[0]
+    lists: list[list[int]] = [[] for _ in range(len(query))]
+    compressed = []
+    for start, end in spans:
+        blocks = (end - start) // 4
+        mean = (
+            torch.stack([band[start + 4 * b : start + 4 * b + 4, -1].mean(0) for b in range(blocks)])
+            if blocks
+            else torch.zeros(0, width)
+        )
+        at = torch.arange(blocks) * 4 + start
+        key = rotate(rms(mean, w_k)[None, :, None], x["cos"][at][None], x["sin"][at][None], g.rope_dim)[0, :, 0]
+        compressed.append(key)
+        score = torch.relu(torch.einsum("thd,bd->thb", query[start:end], key)).sum(1) * width**-0.5
+        for p in range(end - start):
+            ranked = sorted(range((p + 1) // 4), key=lambda b, p=p: (-float(score[p, b]), b))  # type: ignore[misc]
+            lists[start + p] = sorted(ranked[: qsa.top_k])
+    return lists, compressed

@@ -38,6 +38,7 @@ from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
 from cudnn_fe.attention.gated_block.paged import gated_attention_block_paged_forward
 from cudnn_fe.attention.gated_block.record import SavedForBackward
 from cudnn_fe.attention.gated_block.sparse import gated_attention_block_sparse_forward
+from cudnn_fe.attention.gated_block.sparse_paged import gated_attention_block_paged_sparse_forward
 from cudnn_fe.attention.gated_block.weights import build_fused_qkvg_weight, qkvg_from_hf, qkvg_from_vllm
 from cudnn_fe.attention.hca import aligned_hca_backward
 from cudnn_fe.attention.hstu import hstu_attention_backward, hstu_attention_forward
@@ -108,6 +109,7 @@ __all__ = [
     "gated_attention_block_backward",
     "gated_attention_block_forward",
     "gated_attention_block_paged_forward",
+    "gated_attention_block_paged_sparse_forward",
     "gated_attention_block_sparse_forward",
     "gated_delta_net_backward",
     "gated_delta_net_forward",

@@ -14,6 +14,7 @@ _CSA = "cudnn_fe.attention.csa_compressor"
 _SDPA = "cudnn_fe.attention.sdpa"
 _QAT = "cudnn_fe.attention.nvfp4_qat"
 _GATED = "cudnn_fe.attention.gated_block"
+_SERVED = f"{_GATED}.sparse_paged"
 _NAMESPACES = "cudnn_fe.attention.namespaces"
 _DSA = "cudnn_fe.attention.dsa"
 _HCA = "cudnn_fe.attention.hca"
@@ -49,6 +50,7 @@ FAMILY = Family(
         f"{_GATED}.op_backward:BACKWARD",
         f"{_GATED}.paged_op:PAGED",
         f"{_GATED}.sparse_op:SPARSE",
+        f"{_GATED}.sparse_paged_op:SPARSE_PAGED",
         f"{_DSA}.indexer.op:FORWARD",
         f"{_DSA}.indexer.op:TOP_K",
         f"{_DSA}.top_k.op:FORWARD",
@@ -135,6 +137,7 @@ FAMILY = Family(
         "gated_attention_block_forward": f"{_GATED}:gated_attention_block_forward",
         "gated_attention_block_backward": f"{_GATED}:gated_attention_block_backward",
         "gated_attention_block_paged_forward": f"{_GATED}.paged:gated_attention_block_paged_forward",
+        "gated_attention_block_paged_sparse_forward": f"{_SERVED}:gated_attention_block_paged_sparse_forward",
         "gated_attention_block_sparse_forward": f"{_GATED}.sparse:gated_attention_block_sparse_forward",
         "CompactGqaBackward": f"{_SDPA}.compact_gqa:CompactGqaBackward",
         "compact_gqa_backward": f"{_SDPA}.compact_gqa:compact_gqa_backward",

@@ -1,4 +1,4 @@
-"""What a caller declares beside the geometry: quantisation, and block-sparse attention, which is not served yet.
+"""What a caller declares beside the geometry: quantisation, and block-sparse attention.
 
 The records check themselves, so that code which makes them fails where it did; a block that gets one that is not served
 says so.

@@ -158,7 +158,7 @@ FORWARD_NOTES = (
     "/ 6` per 32; the division by 6 is a product with the float32 next to 1/6. Blocks along tokens start with each "
     "sequence, padded or packed, and keys past a length count as zeros.",
     "Serving over pages is `gated_attention_block_paged_forward`, block-sparse attention "
-    "`gated_attention_block_sparse_forward`; the two together are not served yet.",
+    "`gated_attention_block_sparse_forward`, the two together `gated_attention_block_paged_sparse_forward`.",
     "Accepted beyond the vendor: every GPU, any head size, float32 and float64, CPU, NumPy and JAX.",
 )
 BACKWARD_NOTES = (
@@ -240,7 +240,7 @@ SPARSE_NOTES = (
     "divided by the root of index_head_dim. The best top_k are listed, of equal ones the first. Sequences of at most "
     "4 top_k + 3 tokens list every block without scores.",
     "Memory grows with the tokens times the length of a list.",
-    "Not served: lists over pages, gradients, quantised blocks.",
+    "Not served: gradients, quantised blocks.",
     "Accepted beyond the vendor: every GPU, any head size, float32 and float64, CPU, NumPy and JAX.",
 )
 SPARSE_EXAMPLE = """\

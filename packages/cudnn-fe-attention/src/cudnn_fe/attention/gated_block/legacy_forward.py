@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.attention.gated_block import lengths_form, require_record
+from cudnn_fe.attention.gated_block import lengths_form
 from cudnn_fe.attention.gated_block.declarations import MxQuantSpec, QuantSpec, factors_of, formats_of, fp4_pairs
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
 from cudnn_fe.attention.gated_block.legacy_lists import LISTS
-from cudnn_fe.attention.gated_block.legacy_pages import PAGES, PageForms
-from cudnn_fe.attention.gated_block.lifecycle import check_packing, lengths_spec, refuse_modes
+from cudnn_fe.attention.gated_block.legacy_pages import PAGES
+from cudnn_fe.attention.gated_block.legacy_records import RecordForms
+from cudnn_fe.attention.gated_block.legacy_sparse_pages import SparsePageForms
+from cudnn_fe.attention.gated_block.lifecycle import check_packing, lengths_spec
 from cudnn_fe.attention.gated_block.op import FORWARD, frozen
 from cudnn_fe.attention.gated_block.paged_op import KV_SOURCE_SELF
 from cudnn_fe.attention.gated_block.paging import LiveTokens, Paging
-from cudnn_fe.attention.gated_block.record import SavedForBackward, saved_slab_views
+from cudnn_fe.attention.gated_block.record import SavedForBackward
 from cudnn_fe.attention.gated_block.serving import DECODE_ROUTE_POLICIES, ServingEnvelope, serving_envelope
+from cudnn_fe.attention.gated_block.sparse_paged_op import CACHES
 from cudnn_fe.attention.operands import check_samples, deliver, require_flag
 from cudnn_fe.core.call import call
 from cudnn_fe.core.choose import choose
@@ -25,7 +28,8 @@ from cudnn_fe.core.tensor import spec_of
 __all__ = ["GatedAttentionBlockFwd"]
 
 _BY_TOKEN = (0, 4, 5)
-_TOKENS = ("h", "cos", "sin")
+_ROPE = ("cos", "sin")
+_TOKENS = ("h", *_ROPE)
 _SAMPLES = ("h", "w_qkvg", "w_q_norm", "w_k_norm", "cos", "sin", "w_o")
 
 
@@ -34,7 +38,7 @@ def _rows(x: Any, count: int) -> Any:
     return x[..., :count, :]
 
 
-class GatedAttentionBlockFwd(PageForms):
+class GatedAttentionBlockFwd(RecordForms, SparsePageForms):
     """Class API of `gated_attention_block_forward`: samples, ``check_support``, ``compile``, ``execute``.
 
     Args:
@@ -78,7 +82,12 @@ class GatedAttentionBlockFwd(PageForms):
         decode_q_tile_max: Hint.
         fuse_norm_rope_small_m: Hint.
         fuse_cache_write_small_m: Hint.
-        options: What sparse blocks take; not served.
+        sample_index_kv_cache: Pages like those of an indexer's keys, of steps with one.
+        sample_index_state_cache: Rings like those of its raw keys, likewise.
+        sample_index_state_block_table: A table like that of the rings, likewise.
+        index_state_slot_mapping_present: Whether ``execute`` gets the rings' rows.
+        index_commit_present: Not served.
+        rope_position_tables_only: Whether it gets no ``cos`` and ``sin``: rotations are read by place.
     """
 
     def __init__(
@@ -124,13 +133,17 @@ class GatedAttentionBlockFwd(PageForms):
         decode_q_tile_max: int | None = None,
         fuse_norm_rope_small_m: bool | None = None,
         fuse_cache_write_small_m: bool | None = None,
-        **options: Any,
+        sample_index_kv_cache: Any = None,
+        sample_index_state_cache: Any = None,
+        sample_index_state_block_table: Any = None,
+        index_state_slot_mapping_present: bool = False,
+        index_commit_present: bool = False,
+        rope_position_tables_only: bool = False,
     ) -> None:
         super().__init__()
         del use_pdl, decode_split_kv, max_kv_len, fuse_cache_write, fuse_prepare
         del decode_q_tile_max, fuse_norm_rope_small_m, fuse_cache_write_small_m
         require_one_of(decode_route_policy, "decode_route_policy", DECODE_ROUTE_POLICIES)
-        refuse_modes(options)
         flags = {"return_lse": return_lse, "save_for_backward": save_for_backward, "thd": thd, "cu_seqlens": cu_seqlens}
         for name, value in flags.items():
             require_flag(value, name)
@@ -167,6 +180,9 @@ class GatedAttentionBlockFwd(PageForms):
         self._paging = Paging.of(
             paged_kv_page_size, kv_source, kv_cache_dtype, pools, training=training, quantised=quant is not None
         )
+        caches = (sample_index_kv_cache, sample_index_state_cache, sample_index_state_block_table)
+        modes = (index_state_slot_mapping_present, index_commit_present, rope_position_tables_only)
+        self._declare_caches(caches, modes)
         h = self._specs[0]
         assert h is not None
         self._live = LiveTokens.of(token_capacity, thd=thd, training=training, tokens=h.shape[-2])
@@ -182,10 +198,12 @@ class GatedAttentionBlockFwd(PageForms):
             lengths = lengths_spec(self._form, self._packing[0] or 1, h.device)
         elif self._lengths:
             lengths = lengths_spec(None, h.shape[0], h.device)
+        sparse = getattr(self.geometry, "qsa", None) is not None
+        frozen(self.geometry, sparse=sparse)  # or it is no geometry
         if self._paging is not None:
-            self._validate_pages(self._paging, h, lengths)
+            (self._validate_sparse_pages if sparse else self._validate_pages)(self._paging, h, lengths)
             return
-        if isinstance(self.geometry, GatedAttentionBlockGeometry) and self.geometry.qsa is not None:
+        if sparse:
             self._validate_sparse(h, lengths)
             return
         options = {"shape": frozen(self.geometry), "form": self._form, "training": self._training}
@@ -251,7 +269,14 @@ class GatedAttentionBlockFwd(PageForms):
         index_k_compressed: Any = None,
         block_ids_out: Any = None,
         block_lens_out: Any = None,
-        **options: Any,
+        index_k_raw: Any = None,
+        index_kv_cache: Any = None,
+        index_state_cache: Any = None,
+        index_state_block_table: Any = None,
+        index_state_slot_mapping: Any = None,
+        cos_pos: Any = None,
+        sin_pos: Any = None,
+        n_commit: Any = None,
     ) -> None:
         """Write the output, and what was declared beside it.
 
@@ -288,10 +313,19 @@ class GatedAttentionBlockFwd(PageForms):
             index_k_compressed: Buffer for the indexer's keys of padded sequences, or None; rows past S // 4 are left.
             block_ids_out: Buffer for the indexer's lists, or None.
             block_lens_out: Buffer for their lengths, or None.
-            options: What sparse blocks over pages take; not served.
+            index_k_raw: Pool of raw keys (pages, P, index_head_dim), written to, of blocks over pages with an indexer's
+                columns; not of steps with an indexer.
+            index_kv_cache: Pages of the indexer's keys, written to, of steps with an indexer; so are the next.
+            index_state_cache: Rings of its raw keys, written to.
+            index_state_block_table: The ring of each sequence.
+            index_state_slot_mapping: The rings' row of every token, where it was declared.
+            cos_pos: Cosines of every place.
+            sin_pos: Sines.
+            n_commit: None.
         """
         self._require_compiled()
-        refuse_modes(options)
+        if n_commit is not None:
+            raise OptionError("n_commit", got="a value", wanted="None: all is committed", remedy="leave it out")
         if self._quant is not None:
             w_qkvg, w_o = fp4_pairs(w_qkvg, "w_qkvg"), fp4_pairs(w_o, "w_o")
         operands = (h, w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o)
@@ -304,8 +338,20 @@ class GatedAttentionBlockFwd(PageForms):
         pages = dict(zip(PAGES, given_pages, strict=True))
         lists = (block_ids, block_lens, w_iq_norm, w_ik_norm)
         found = (index_k_compressed, block_ids_out, block_lens_out)
+        given_caches = (index_kv_cache, index_state_cache, index_state_block_table, index_state_slot_mapping)
+        caches = dict(zip(CACHES, (*given_caches, cos_pos, sin_pos), strict=True))
+        caches["index_k_raw"] = index_k_raw
+        buffers = (out, lse, *found)
+        if self._paging is not None and self.geometry.qsa is not None:
+            if num_tokens_live is not None:
+                pages["slot_mapping"] = slot_mapping[:num_tokens_live]
+            given_lists = (pages, lists, caches, buffers)
+            self._execute_sparse_pages(self._paging, operands, seq_lens, *given_lists, current_stream)
+            return
+        for name, given_cache in caches.items():
+            if given_cache is not None:
+                raise OptionError(name, got="a tensor", wanted="None in this form", remedy="leave it out")
         if self.geometry.qsa is not None:
-            buffers = (out, lse, *found)
             self._execute_lists(operands, seq_lens, lists, buffers, workspace, current_stream)
             return
         for name, given_list in zip(LISTS, (*lists, *found), strict=True):
@@ -331,6 +377,8 @@ class GatedAttentionBlockFwd(PageForms):
 
     def _check_like(self, operands: tuple[Any, ...], seq_lens: Any, live: int | None) -> None:
         for x, spec, name in zip(operands, self._specs, _SAMPLES, strict=True):
+            if self._places_only and name in _ROPE and x is None:
+                continue
             found = None if x is None else spec_of(x, name)
             if found is None or spec is None:
                 same = found is spec
@@ -344,39 +392,3 @@ class GatedAttentionBlockFwd(PageForms):
         if (seq_lens is not None) != (self._lengths or self._form is not None):
             wanted = "None, as declared" if seq_lens is not None else "lengths, as declared"
             raise OptionError("seq_lens", got="the opposite", wanted=wanted, remedy="declare what is passed")
-
-    def _check_record(self, h: Any, saved: Any, seq_lens: Any, lse: Any) -> None:
-        if (saved is not None) != self._training:
-            wanted = "a record in training" if self._training else "None without save_for_backward"
-            raise OptionError("saved", got="the opposite", wanted=wanted, remedy="declare what is passed")
-        if saved is None:
-            if (lse is not None) != self._lse:
-                raise OptionError("lse", got="the opposite", wanted="what return_lse declared", remedy="declare it")
-            return
-        require_record(saved)
-        rules = (
-            ("saved.h", saved.h is h, "the tensor passed as h"),
-            ("saved.seq_lens", saved.seq_lens is seq_lens, "the tensor passed as seq_lens"),
-            ("saved.seq_lens_form", saved.seq_lens_form == self._form, repr(self._form)),
-            ("lse", lse is None or lse is saved.lse, "None, or saved.lse"),
-            ("saved.proj_slab", (saved.proj_slab is None) == self._copies, "None exactly with saved_gate_copy"),
-            ("saved.gate", saved.gate is not None or not self._copies, "a buffer with saved_gate_copy"),
-            ("saved.rstd_q", (saved.rstd_q is None) != self.geometry.qk_norm, "None exactly without qk_norm"),
-            ("saved.rstd_k", (saved.rstd_k is None) != self.geometry.qk_norm, "None exactly without qk_norm"),
-        )
-        for name, holds, wanted in rules:
-            if not holds:
-                raise OptionError(name, got="something else", wanted=wanted, remedy="make the record for this call")
-
-    def _fill(self, saved: SavedForBackward, results: tuple[Any, ...], stream: Any) -> None:
-        lse, slab, o, *roots = results
-        pairs = [("lse", lse, saved.lse), ("o", o, saved.o)]
-        pairs += list(zip(("rstd_q", "rstd_k"), roots, (saved.rstd_q, saved.rstd_k), strict=False))
-        if saved.proj_slab is not None:
-            pairs.append(("proj_slab", slab.reshape(tuple(saved.proj_slab.shape)), saved.proj_slab))
-        else:
-            q, gate, k, _ = saved_slab_views(slab, self.geometry, *o.shape[:2])
-            copies = (("gate", gate, saved.gate), ("q_pre", q, saved.q_pre), ("k_pre", k, saved.k_pre))
-            pairs += [row for row in copies if row[2] is not None]
-        names, values, buffers = zip(*pairs, strict=True)
-        deliver(values, buffers, tuple(f"saved.{name}" for name in names), stream=stream)

@@ -6,7 +6,7 @@ from typing import Any
 
 from cudnn_fe.attention.gated_block.declarations import MxQuantSpec, QuantSpec
 from cudnn_fe.core.dtypes import dtype
-from cudnn_fe.core.errors import NotCompiledError, NotYetSupportedError, OptionError, OptionTypeError, ShapeError
+from cudnn_fe.core.errors import NotCompiledError, OptionError, OptionTypeError, ShapeError
 from cudnn_fe.core.experimental import announce_experimental
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -15,7 +15,6 @@ __all__ = [
     "check_packing",
     "check_sample",
     "lengths_spec",
-    "refuse_modes",
 ]
 
 
@@ -118,22 +117,3 @@ def check_sample(found: TensorSpec, spec: TensorSpec) -> None:
             wanted=f"{spec.shape} {spec.dtype} on {spec.device}, as the sample",
             remedy="make another block",
         )
-
-
-_MODES_OF_OTHERS = (
-    "sample_index_kv_cache sample_index_state_cache sample_index_state_block_table index_state_slot_mapping_present "
-    "index_commit_present rope_position_tables_only index_k_raw index_kv_cache index_state_cache "
-    "index_state_block_table index_state_slot_mapping cos_pos sin_pos n_commit"
-)
-_MODES = frozenset(_MODES_OF_OTHERS.split())
-
-
-def refuse_modes(options: dict[str, Any]) -> None:
-    """Raises for parameters of blocks that are not served, unless they say that the block is none of these."""
-    for name, value in options.items():
-        if name not in _MODES:
-            raise TypeError(f"unexpected keyword argument {name!r}")
-        if not (value is None or (isinstance(value, bool | int) and value in (False, 0))):
-            raise NotYetSupportedError(
-                name, got=repr(value)[:80], wanted="its default", remedy="use a block without block-sparse attention"
-            )

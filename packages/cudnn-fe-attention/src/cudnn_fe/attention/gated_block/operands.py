@@ -98,9 +98,8 @@ def require_block(
     formats: Formats,
 ) -> tuple[int, int]:
     """Validates what forward and backward share; returns batches and tokens."""
-    h, cos = operands["h"], operands["cos"]
+    h = operands["h"]
     assert h is not None
-    assert cos is not None
     formats.require(g)
     require_dtype(h, *((CODES,) if formats.quant else FLOATS))
     if form is None:

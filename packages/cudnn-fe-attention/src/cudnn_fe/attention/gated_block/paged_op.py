@@ -14,18 +14,30 @@ from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.require import require_dtype, require_one_of, require_rows, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["KV_SOURCE_PAGED", "KV_SOURCE_SELF", "MOST_STEPS", "PAGED", "GatedAttentionBlockPaged"]
+__all__ = [
+    "KEYS",
+    "KV_SOURCE_PAGED",
+    "KV_SOURCE_SELF",
+    "MOST_STEPS",
+    "PAGED",
+    "PAGES",
+    "SCALES",
+    "GatedAttentionBlockPaged",
+    "require_keys",
+    "require_pools",
+]
 
 KV_SOURCE_SELF, KV_SOURCE_PAGED = "self", "paged"
 MOST_STEPS = 32  # tokens of a decoding step
-_PAGES = ("k_cache", "v_cache", "slot_mapping")
-_KEYS = ("block_table", "kv_lens")
-_SCALES = ("k_scale", "v_scale")
+PAGES = ("k_cache", "v_cache", "slot_mapping")
+KEYS = ("block_table", "kv_lens")
+SCALES = ("k_scale", "v_scale")
 _PAGE = 16  # pages are a multiple of so many tokens
 
 
-def _require_pools(g: GatedAttentionBlockGeometry, named: dict[str, TensorSpec | None], tokens: int) -> None:
-    h, k_cache, v_cache, slots = (named[name] for name in ("h", *_PAGES))
+def require_pools(g: GatedAttentionBlockGeometry, named: dict[str, TensorSpec | None], tokens: int) -> None:
+    """Validates what blocks take that write to pages."""
+    h, k_cache, v_cache, slots = (named[name] for name in ("h", *PAGES))
     assert h is not None
     assert k_cache is not None
     assert v_cache is not None
@@ -47,7 +59,7 @@ def _require_pools(g: GatedAttentionBlockGeometry, named: dict[str, TensorSpec |
     require_shape(slots, (tokens,), "(T,)")
     require_same_device(h, slots)
     fp8 = k_cache.dtype.is_fp8
-    for name in _SCALES:
+    for name in SCALES:
         factor = named[name]
         if (factor is not None) != fp8:
             got, wanted = (
@@ -63,12 +75,12 @@ def _require_pools(g: GatedAttentionBlockGeometry, named: dict[str, TensorSpec |
             require_same_device(h, factor)
 
 
-def _require_keys(g: GatedAttentionBlockGeometry, named: dict[str, TensorSpec | None], form: str | None) -> None:
+def require_keys(g: GatedAttentionBlockGeometry, named: dict[str, TensorSpec | None], form: str | None) -> None:
     """Validates what attention over pages takes: their table and the sequences' keys."""
-    h, table, lengths, pool = (named[name] for name in ("h", *_KEYS, "k_cache"))
+    h, table, lengths, pool = (named[name] for name in ("h", *KEYS, "k_cache"))
     assert h is not None
     assert pool is not None
-    for name in _KEYS:
+    for name in KEYS:
         if named[name] is None:
             raise OptionError(name, got="None", wanted="a tensor with kv_source 'paged'", remedy="pass it")
     assert table is not None
@@ -76,11 +88,6 @@ def _require_keys(g: GatedAttentionBlockGeometry, named: dict[str, TensorSpec | 
     if not g.causal_bottom_right:
         got, wanted = "False", "True with kv_source 'paged'"
         raise OptionError("causal_bottom_right", got=got, wanted=wanted, remedy="declare it")
-    if pool.dtype.is_fp8:
-        raise NotYetSupportedError("kv_cache_dtype", got=str(pool.dtype), wanted=str(h.dtype), remedy="keep keys as h")
-    if form is None and h.shape[1] > MOST_STEPS:
-        wanted = f"at most {MOST_STEPS} tokens a step"
-        raise NotYetSupportedError("h", got=f"{h.shape[1]} tokens", wanted=wanted, remedy="pack them: thd=True")
     lengths.require_rank(1, "(B,)")
     count = h.shape[0]
     if form is not None:
@@ -98,13 +105,24 @@ def _require_keys(g: GatedAttentionBlockGeometry, named: dict[str, TensorSpec | 
     require_same_device(h, table, lengths)
 
 
+def _require_served(named: dict[str, TensorSpec | None], form: str | None) -> None:
+    h, pool = named["h"], named["k_cache"]
+    assert h is not None
+    assert pool is not None
+    if pool.dtype.is_fp8:
+        raise NotYetSupportedError("kv_cache_dtype", got=str(pool.dtype), wanted=str(h.dtype), remedy="keep keys as h")
+    if form is None and h.shape[1] > MOST_STEPS:
+        wanted = f"at most {MOST_STEPS} tokens a step"
+        raise NotYetSupportedError("h", got=f"{h.shape[1]} tokens", wanted=wanted, remedy="pack them: thd=True")
+
+
 @dataclass(frozen=True)
 class GatedAttentionBlockPaged(Problem):
     """One forward call over pages."""
 
-    operands: ClassVar[tuple[str, ...]] = (*INPUTS, "seq_lens", *_PAGES, *_KEYS, *_SCALES)
-    optional: ClassVar[frozenset[str]] = frozenset({*NORMS, "seq_lens", *_KEYS, *_SCALES})
-    kept: ClassVar[frozenset[str]] = frozenset(_SCALES)
+    operands: ClassVar[tuple[str, ...]] = (*INPUTS, "seq_lens", *PAGES, *KEYS, *SCALES)
+    optional: ClassVar[frozenset[str]] = frozenset({*NORMS, "seq_lens", *KEYS, *SCALES})
+    kept: ClassVar[frozenset[str]] = frozenset(SCALES)
     output_count: ClassVar[int] = 4
 
     h: TensorSpec
@@ -133,11 +151,12 @@ class GatedAttentionBlockPaged(Problem):
         require_one_of(source, "kv_source", (KV_SOURCE_SELF, KV_SOURCE_PAGED))
         named = dict(zip(cls.operands, operands, strict=True))
         batch, tokens = require_block(g, form, named["seq_lens"], named, Formats(None, False, None))
-        _require_pools(g, named, batch * tokens)
+        require_pools(g, named, batch * tokens)
         if source == KV_SOURCE_PAGED:
-            _require_keys(g, named, form)
+            require_keys(g, named, form)
+            _require_served(named, form)
         else:
-            for name in _KEYS:
+            for name in KEYS:
                 if named[name] is not None:
                     raise OptionError(name, got="a tensor", wanted="None with kv_source 'self'", remedy="leave it out")
         bound: dict[str, Any] = dict(named)

@@ -18,7 +18,7 @@ from cudnn_fe.core.dtypes import dtype
 if TYPE_CHECKING:
     from cudnn_fe.attention.gated_block.paged_op import GatedAttentionBlockPaged
 
-__all__ = ["forward"]
+__all__ = ["forward", "written"]
 
 
 def forward(
@@ -68,7 +68,7 @@ def forward(
     q, _ = prepared(xp, g, cut.q, w_q_norm, cos, sin, io)
     k, _ = prepared(xp, g, cut.k, w_k_norm, cos, sin, io)
     k_cache, v_cache = (
-        _written(xp, pool, slot_mapping, rows, scale)
+        written(xp, pool, slot_mapping, rows, scale)
         for pool, rows, scale in ((k_cache, k, k_scale), (v_cache, cut.v, v_scale))
     )
     q, k, v = (turned(xp, y) for y in (q, k, cut.v))
@@ -82,7 +82,7 @@ def forward(
     return narrow(xp.reshape(out, problem.h.shape), io), log_sum_exp(xp, top, total), k_cache, v_cache
 
 
-def _written(xp: Any, pool: Any, slots: Any, rows: Any, scale: Any) -> Any:
+def written(xp: Any, pool: Any, slots: Any, rows: Any, scale: Any) -> Any:
     """``pool`` (pages, Hkv, P, D) with rows (B, S, Hkv, D) in their slots."""
     pages, heads, size, channels = pool.shape
     kind, fp8 = dtype(pool.dtype).name, scale is not None

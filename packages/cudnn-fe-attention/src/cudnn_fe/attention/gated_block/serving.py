@@ -188,8 +188,6 @@ def serving_envelope(
     reason = None
     if name not in _DTYPES:
         reason = f"h of {name} is not served: {', '.join(_DTYPES)} are"
-    elif geometry.qsa is not None:
-        reason = "block-sparse attention over pages is not served"
     served, paged = reason is None, reason is None and geometry.causal_bottom_right
     steps = range(1, DECODE_MAX_S_Q + 1) if paged else ()
     routes = tuple(decode_route(geometry, n, decode_route_policy, decode_q_tile_max) for n in steps)
@@ -200,7 +198,7 @@ def serving_envelope(
         SERVING_POOL_LAYOUTS,
         _DTYPES,
         served,
-        ExtendEnvelope(paged, True),
+        ExtendEnvelope(paged and geometry.qsa is None, True),
         DecodeEnvelope(paged, DECODE_MAX_S_Q if paged else 0, routes),
         _DECLINES,
     )

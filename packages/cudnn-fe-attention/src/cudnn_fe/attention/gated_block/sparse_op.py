@@ -17,13 +17,14 @@ from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["SPARSE", "GatedAttentionBlockSparse"]
+__all__ = ["INDEXER", "LISTS", "SPARSE", "GatedAttentionBlockSparse", "require_indexer", "require_lists"]
 
-_LISTS, _INDEXER = ("block_ids", "block_lens"), ("w_iq_norm", "w_ik_norm")
+LISTS, INDEXER = ("block_ids", "block_lens"), ("w_iq_norm", "w_ik_norm")
 
 
-def _require_lists(named: dict[str, TensorSpec | None], rows: tuple[tuple[int, ...], ...], top_k: int) -> None:
-    h, ids, lengths = (named[name] for name in ("h", *_LISTS))
+def require_lists(named: dict[str, TensorSpec | None], rows: tuple[tuple[int, ...], ...], top_k: int) -> None:
+    """Validates the caller's lists, whose leading dims are one of ``rows``."""
+    h, ids, lengths = (named[name] for name in ("h", *LISTS))
     assert h is not None
     if ids is None:
         raise OptionError("block_ids", got="None", wanted="lists with index_source 'caller'", remedy="pass them")
@@ -37,10 +38,11 @@ def _require_lists(named: dict[str, TensorSpec | None], rows: tuple[tuple[int, .
         require_same_device(h, spec)
 
 
-def _require_indexer(named: dict[str, TensorSpec | None], qsa: QsaSpec) -> None:
+def require_indexer(named: dict[str, TensorSpec | None], qsa: QsaSpec) -> None:
+    """Validates the weights of the indexer's norms."""
     h = named["h"]
     assert h is not None
-    for name in _INDEXER:
+    for name in INDEXER:
         spec = named[name]
         if spec is None:
             raise OptionError(name, got="None", wanted="a weight with index_source 'indexer'", remedy="pass it")
@@ -53,8 +55,8 @@ def _require_indexer(named: dict[str, TensorSpec | None], qsa: QsaSpec) -> None:
 class GatedAttentionBlockSparse(Problem):
     """One block-sparse forward call."""
 
-    operands: ClassVar[tuple[str, ...]] = (*INPUTS, "seq_lens", *_LISTS, *_INDEXER)
-    optional: ClassVar[frozenset[str]] = frozenset({*NORMS, "seq_lens", *_LISTS, *_INDEXER})
+    operands: ClassVar[tuple[str, ...]] = (*INPUTS, "seq_lens", *LISTS, *INDEXER)
+    optional: ClassVar[frozenset[str]] = frozenset({*NORMS, "seq_lens", *LISTS, *INDEXER})
     output_count: ClassVar[int] = 0
 
     h: TensorSpec
@@ -80,14 +82,14 @@ class GatedAttentionBlockSparse(Problem):
         named = dict(zip(cls.operands, operands, strict=True))
         batch, tokens = require_block(g, form, named["seq_lens"], named, Formats(None, False, None))
         caller = g.qsa.index_source == "caller"
-        for name in _INDEXER if caller else _LISTS:
+        for name in INDEXER if caller else LISTS:
             if named[name] is not None:
                 wanted = f"None with index_source {g.qsa.index_source!r}"
                 raise OptionError(name, got="a tensor", wanted=wanted, remedy="leave it out")
         if caller:
-            _require_lists(named, ((batch * tokens,), (batch, tokens)), g.qsa.top_k)
+            require_lists(named, ((batch * tokens,), (batch, tokens)), g.qsa.top_k)
         else:
-            _require_indexer(named, g.qsa)
+            require_indexer(named, g.qsa)
         bound: dict[str, Any] = dict(named)
         return cls(**bound, shape=tuple(options["shape"]), form=form)
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cudnn_fe.attention.arrays import astype, index_range, narrow, product, round_through, sigmoid, take, wide
-from cudnn_fe.attention.gated_block.reference import bands, batched, flat, normed, prepared, rotated, tables
-from cudnn_fe.attention.pieces import log_sum_exp
-from cudnn_fe.attention.rows import list_softmax, over_rows, rows_at
+from cudnn_fe.attention.gated_block.reference import bands, batched, flat, prepared, tables
+from cudnn_fe.attention.gated_block.sparse_pieces import attended, index_scores, index_vectors, listed_places
+from cudnn_fe.attention.rows import over_rows
 from cudnn_fe.attention.sequences import Rows, offsets_of, rows_of
 from cudnn_fe.attention.top_k import along_last, best_first, in_order
 
 if TYPE_CHECKING:
     from cudnn_fe.attention.gated_block.sparse_op import GatedAttentionBlockSparse
 
-__all__ = ["forward"]
+__all__ = ["forward", "with_keys"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,27 @@ def forward(
         w_iq_norm: Weight of the indexer's queries' norm, or None.
         w_ik_norm: Weight of its keys' norm, or None.
     """
+    operands = (h, w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o, seq_lens)
+    return with_keys(problem, xp, *operands, block_ids, block_lens, w_iq_norm, w_ik_norm)[0]
+
+
+def with_keys(
+    problem: GatedAttentionBlockSparse,
+    xp: Any,
+    h: Any,
+    w_qkvg: Any,
+    w_q_norm: Any,
+    w_k_norm: Any,
+    cos: Any,
+    sin: Any,
+    w_o: Any,
+    seq_lens: Any,
+    block_ids: Any,
+    block_lens: Any,
+    w_iq_norm: Any,
+    w_ik_norm: Any,
+) -> tuple[tuple[Any, ...], Any, Any]:
+    """What `forward` returns, and the tokens' keys and values (T, Hkv, D)."""
     g, qsa, io = problem.geometry, problem.qsa, problem.cos.dtype.name
     batch, tokens = problem.extents
     count = batch * tokens
@@ -114,24 +135,7 @@ def forward(
     gated = round_through(o * sigmoid(xp, cut.gate), io)
     out = product(xp, flat(xp, gated), xp.matrix_transpose(wide(w_o)))
     lse = xp.permute_dims(xp.reshape(lse, (batch, tokens, g.h_q)), (0, 2, 1))
-    return (narrow(xp.reshape(out, problem.h.shape), io), lse, *more)
-
-
-def _listed(xp: Any, size: int, ids: Any, lengths: Any, at: _Places, rows: Any) -> tuple[Any, Any]:
-    """The tokens that some tokens see, by row, and which of them there are: (M, top_k size + size - 1)."""
-    chosen = take(xp, ids, rows, 0)
-    own, tail, keys = (take(xp, x, rows, 0)[:, None] for x in (at.rows.position, at.tail, at.keys))
-    inside = index_range(xp, size, ids)
-    place = xp.reshape(chosen[..., None] * size + inside, (chosen.shape[0], -1))
-    counted = chosen >= 0
-    if lengths is not None:
-        counted = counted & (index_range(xp, chosen.shape[1], ids) < take(xp, lengths, rows, 0)[:, None])
-    counted = xp.reshape(xp.broadcast_to(counted[..., None], (*chosen.shape, size)), place.shape)
-    counted = counted & (place < tail)  # what lies in the open block comes once, below
-    last = tail + index_range(xp, size - 1, ids)
-    place, counted = xp.concat((place, last), axis=-1), xp.concat((counted, last >= tail), axis=-1)
-    counted = counted & (place <= own) & (place < keys) & take(xp, at.rows.valid, rows, 0)[:, None]
-    return take(xp, at.start, rows, 0)[:, None] + place, counted
+    return (narrow(xp.reshape(out, problem.h.shape), io), lse, *more), k[0], cut.v[0]
 
 
 def _attended(
@@ -139,29 +143,19 @@ def _attended(
 ) -> tuple[Any, Any]:
     """O (T, Hq, D) and the log-sum-exp (T, Hq)."""
     q, k, v = qkv
-    g, size, io = problem.geometry, problem.qsa.block_size, problem.cos.dtype.name
-    count, heads, width = k.shape
-    wide_list = problem.qsa.top_k * size + size - 1
-    flat_k, flat_v = (xp.reshape(x, (count, heads * width)) for x in (k, v))
+    qsa, (count, heads, width) = problem.qsa, k.shape
+    opened = qsa.block_size - 1  # tokens of an open block
 
-    def body(carry: Any, rows: Any, fresh: Any) -> tuple[Any, tuple[Any, ...]]:
-        seen, there = _listed(xp, size, ids, lengths, at, rows)
-        shape = (seen.shape[0], wide_list, heads, width)
-        keys, values = (
-            xp.permute_dims(xp.reshape(rows_at(xp, x, seen, there), shape), (0, 2, 1, 3)) for x in (flat_k, flat_v)
-        )
-        query = xp.reshape(take(xp, q, rows, 0), (seen.shape[0], heads, g.gqa_ratio, width))
-        s = g.scale * product(xp, query, xp.matrix_transpose(keys))
-        p, top, total = list_softmax(xp, s, there[:, None, None, :])
-        sums = product(xp, round_through(p, io), values)
-        o = xp.where(total == 0, xp.zeros_like(sums), sums / total)
-        lse = log_sum_exp(xp, top, total)[..., 0]
-        return carry, (xp.reshape(o, (-1, g.h_q, width)), xp.reshape(lse, (-1, g.h_q)))
+    def seen(rows: Any) -> tuple[Any, Any]:
+        own, tail, keys = (take(xp, x, rows, 0) for x in (at.rows.position, at.tail, at.keys))
+        chosen, counts = take(xp, ids, rows, 0), None if lengths is None else take(xp, lengths, rows, 0)
+        place, there = listed_places(xp, qsa.block_size, chosen, counts, tail, own, opened)
+        there = there & (place < keys[:, None]) & take(xp, at.rows.valid, rows, 0)[:, None]
+        return take(xp, at.start, rows, 0)[:, None] + place, there
 
-    if count == 0:
-        return q, xp.sum(q, axis=-1)
-    o, lse = over_rows(xp, q, count, wide_list * heads * width * 2, body)[1]
-    return o, lse
+    tables = tuple(xp.reshape(x, (count, heads * width)) for x in (k, v))
+    span = qsa.top_k * qsa.block_size + opened
+    return attended(xp, problem.geometry, problem.cos.dtype.name, q, tables, seen, span)
 
 
 def _indexed(
@@ -179,12 +173,10 @@ def _indexed(
     if count == 0:
         return xp.zeros_like(xp.broadcast_to(lengths[:, None], (0, qsa.top_k))), lengths, index[:, 0]
     query, raw = index[:, : qsa.index_heads], index[:, qsa.index_heads]
-    query = rotated(xp, normed(xp, query, weights[0], qsa.index_norm_eps)[0], *rope, width)
-    query = round_through(query, io)
+    query = index_vectors(xp, qsa, query, weights[0], rope, width, io)
     follow = index_range(xp, count, index)[:, None] + index_range(xp, size, index)
     mean = xp.sum(xp.reshape(take(xp, raw, xp.reshape(follow, (-1,)), 0), (count, size, raw.shape[1])), axis=1) / size
-    keys, _ = normed(xp, mean, weights[1], qsa.index_norm_eps)
-    keys = round_through(rotated(xp, keys, rope[0][:, 0], rope[1][:, 0], width), io)
+    keys = index_vectors(xp, qsa, mean, weights[1], (rope[0][:, 0], rope[1][:, 0]), width, io)
     begins = (at.rows.position % size == 0) & at.rows.valid
     scored = problem.extents[1] > qsa.identity_bound
 
@@ -195,8 +187,7 @@ def _indexed(
         )
         scores = xp.zeros_like(astype(valid, _sums(problem)))
         if scored:
-            dots = product(xp, take(xp, query, rows, 0), xp.matrix_transpose(keys))  # (M, heads, T)
-            scores = xp.sum(xp.where(dots > 0, dots, xp.zeros_like(dots)), axis=1) * qsa.index_head_dim**-0.5
+            scores = index_scores(xp, qsa, take(xp, query, rows, 0), keys)
         _, chosen = best_first(xp, scores, valid, qsa.top_k)
         ids = along_last(xp, xp.broadcast_to(at.rows.position, (chosen.shape[0], count)), xp.clip(chosen, 0, count - 1))
         ids = xp.where(chosen >= 0, astype(ids // size, "int32"), chosen)

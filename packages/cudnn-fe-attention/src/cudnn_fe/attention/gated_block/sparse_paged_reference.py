@@ -269,22 +269,29 @@ def _chosen(
     """The best blocks of every token (T, top_k), descending and then -1, and how many there are."""
     qsa, count = problem.qsa, query.shape[0]
     per_page = at.size // qsa.block_size
-    whole = xp.clip(at.tail // qsa.block_size, 0)
+    whole = xp.clip(at.tail // qsa.block_size, 0)  # complete blocks that each token may choose
     counts = astype(xp.clip(whole, 0, qsa.top_k), "int32")
-    fp8 = dtype(compressed.dtype).is_fp8
-    keys = xp.reshape(to_codes(compressed) if fp8 else compressed, (at.pages * per_page, qsa.index_head_dim))
-    blocks = at.table.shape[1] * per_page
-    block = index_range(xp, blocks, query)
-
-    def body(carry: Any, rows: Any, fresh: Any) -> tuple[Any, tuple[Any, ...]]:
-        sequence = take(xp, at.sequence, rows, 0)
-        valid = block < take(xp, whole, rows, 0)[:, None]
-        found, reached = at.rows(xp, sequence, xp.broadcast_to(block, valid.shape), per_page)
-        values = rows_at(xp, keys, found, valid & reached)
-        values = decode(values, "float8_e4m3fn") if fp8 else wide(values)
-        _, best = best_first(xp, index_scores(xp, qsa, take(xp, query, rows, 0), values), valid, qsa.top_k)
-        return carry, (-xp.sort(-best, axis=-1),)
-
     if count == 0:
         return xp.zeros_like(xp.broadcast_to(counts[:, None], (0, qsa.top_k))), counts
-    return over_rows(xp, query, count, (qsa.index_heads + qsa.index_head_dim) * blocks, body)[1][0], counts
+    (batch, tokens), width = problem.extents, qsa.index_head_dim
+    blocks = at.table.shape[1] * per_page
+    fp8 = dtype(compressed.dtype).is_fp8
+    rows = xp.reshape(to_codes(compressed) if fp8 else compressed, (at.pages * per_page, width))
+    block = index_range(xp, blocks, query)
+    sequences = index_range(xp, batch, query)
+    found, reached = at.rows(xp, sequences, xp.broadcast_to(block, (batch, blocks)), per_page)
+    longest = take(xp, whole, sequences * tokens + tokens - 1, 0)[:, None]
+    keys = rows_at(xp, rows, found, reached & (block < longest))
+    keys = decode(keys, "float8_e4m3fn") if fp8 else wide(keys)
+    query = xp.reshape(query, (batch, tokens, qsa.index_heads, width))
+    whole, reached = xp.reshape(whole, (batch, tokens)), reached[:, None]
+
+    def body(carry: Any, steps: Any, fresh: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Of the same tokens of all sequences."""
+        valid = (block < take(xp, whole, steps, 1)[..., None]) & reached
+        scores = index_scores(xp, qsa, take(xp, query, steps, 1), keys)
+        _, best = best_first(xp, scores, valid, qsa.top_k)
+        return carry, (xp.permute_dims(-xp.sort(-best, axis=-1), (1, 0, 2)),)
+
+    (lists,) = over_rows(xp, query, tokens, batch * (qsa.index_heads + 2) * blocks, body)[1]
+    return xp.reshape(xp.permute_dims(lists, (1, 0, 2)), (count, qsa.top_k)), counts

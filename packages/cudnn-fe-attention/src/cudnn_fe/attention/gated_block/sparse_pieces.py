@@ -92,6 +92,8 @@ def index_vectors(xp: Any, qsa: QsaSpec, x: Any, weight: Any, rope: tuple[Any, A
 
 
 def index_scores(xp: Any, qsa: QsaSpec, query: Any, keys: Any) -> Any:
-    """Scores (M, N) of query heads (M, heads, C) and keys (N, C) or (M, N, C): sums of positive parts."""
-    dots = product(xp, query, xp.matrix_transpose(keys))
-    return xp.sum(xp.where(dots > 0, dots, xp.zeros_like(dots)), axis=1) * qsa.index_head_dim**-0.5
+    """Scores (..., M, N) of query heads (..., M, heads, C) and keys (..., N, C): sums of positive parts."""
+    *lead, count, heads, width = query.shape
+    dots = product(xp, xp.reshape(query, (*lead, count * heads, width)), xp.matrix_transpose(keys))
+    dots = xp.reshape(dots, (*lead, count, heads, keys.shape[-2]))
+    return xp.sum(xp.where(dots > 0, dots, xp.zeros_like(dots)), axis=-2) * qsa.index_head_dim**-0.5

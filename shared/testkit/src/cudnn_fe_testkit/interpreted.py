@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cudnn_fe.core.choose import Choice
+from cudnn_fe.core.choose import REFERENCE, Choice
 from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.op import Op, Problem
@@ -204,6 +204,8 @@ def interpreted(backend: str = "portable") -> Iterator[None]:
     import cudnn_fe.core.torch as adapter
 
     def choose(op: Op, problem: Problem, wanted: str | None = None) -> Choice:
+        if wanted == REFERENCE:
+            return Choice(REFERENCE)
         reasons = []
         for kernel in op.kernels:
             if kernel.backend != backend:

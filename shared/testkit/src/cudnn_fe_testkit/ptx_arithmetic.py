@@ -116,6 +116,10 @@ class Arithmetic:
         x, y = self._operands(one)
         self._set(one, x / y if one.words[-1][0] == "f" else _quotient(x, y))
 
+    def _rem(self, one: Instruction) -> None:
+        x, y = self._operands(one)
+        self._set(one, x - _quotient(x, y) * y)
+
     def _ex2(self, one: Instruction) -> None:
         self._set(one, np.exp2(self._operands(one)[0].astype(np.float64)))
 

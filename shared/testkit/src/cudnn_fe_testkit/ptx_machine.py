@@ -1,8 +1,9 @@
 """Executes PTX on the host: every register is an array over the threads of a grid, and the lowest place goes first.
 
-It knows what memory-bound kernels are made of: arithmetic, branches, shuffles, votes, barriers, global and shared
-memory; no matrix products, bulk copies or clusters. Approximate instructions (exponential, reciprocal, roots) are
-rounded exactly, fused ones through extended precision. A read or a write outside the arrays it was given is an error.
+It knows what portable kernels are made of: arithmetic, branches, shuffles, barriers, global and shared memory, a warp's
+matrix products; no bulk copies, clusters or products of warp groups. Approximate instructions (exponential, reciprocal,
+roots) are rounded exactly, fused ones through extended precision. Reads and writes outside the arrays that it was given
+are errors.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from cudnn_fe_testkit.ptx import Instruction, Kernel
 from cudnn_fe_testkit.ptx_arithmetic import LOGIC, Arithmetic
+from cudnn_fe_testkit.ptx_matrix import multiplied
 from cudnn_fe_testkit.ptx_memory import Memory
 from cudnn_fe_testkit.ptx_values import BITS, convert, immediate, kind_of
 
@@ -306,6 +308,17 @@ class Machine(Arithmetic):
         self.write(to, self.registers[one.operands[1]][origin].astype(np.uint32))
         for name in predicate:
             self.write(name, valid)
+
+    def _mma(self, one: Instruction) -> None:
+        """A warp's product of a shape whose sums are float32."""
+        shape, kind = next(word for word in one.words if word[:3] == "m16"), one.words[-3]
+        if not shape.startswith("m16n8k") or one.words[-1] != "f32" or len(self.where) % _WARP:
+            raise NotImplementedError(".".join((one.name, *one.words)))
+        groups = [_names(operand) for operand in one.operands]
+        read = [[self.read(name, "b32").reshape(-1, _WARP) for name in names] for names in groups[1:]]
+        total = np.stack(read[2]).view(np.float32)
+        for name, value in zip(groups[0], multiplied(read[0], read[1], total, kind, int(shape[6:])), strict=True):
+            self.write(name, value.reshape(-1))
 
     def _trap(self, one: Instruction) -> None:
         raise TrapError("the kernel trapped")

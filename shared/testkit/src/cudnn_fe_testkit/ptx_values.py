@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["BITS", "convert", "immediate", "kind_of", "permute_bytes"]
+__all__ = ["BITS", "convert", "immediate", "kind_of", "permute_bytes", "unpacked"]
 
 Array = np.ndarray[Any, Any]
 _FLOATS = {"f16": "f2", "f32": "f4", "f64": "f8"}
@@ -19,7 +19,7 @@ _NARROW: dict[str, Any] = {
     "e5m2": ml_dtypes.float8_e5m2,
 }
 _LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
-_PACKED_BITS = {"bf16": 16, "bf16x2": 32, "f16x2": 32, "e4m3x2": 16, "e5m2x2": 16, "pred": 8}
+_PACKED_BITS = {"bf16": 16, "bf16x2": 32, "f16x2": 32, "tf32": 32, "e4m3x2": 16, "e5m2x2": 16, "pred": 8}
 BITS = {f"{letter}{bits}": bits for letter in "bsuf" for bits in (8, 16, 32, 64)} | _PACKED_BITS
 
 
@@ -52,6 +52,8 @@ def convert(value: Array, source: str, to: str, words: tuple[str, ...] = ()) -> 
         source = "f32"
     if to.removesuffix("x2") in _NARROW and to != "f16":
         return _packed(value, to, words)
+    if to == "tf32":  # halves go away from zero
+        return (value.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
     if kind_of(to).kind in "iu" and kind_of(source).kind == "f":
         return _whole(value, to, words)
     if kind_of(to).kind == "f" and "rz" in words:
@@ -101,6 +103,17 @@ def _whole(value: Array, to: str, words: tuple[str, ...]) -> Array:
     limits = np.iinfo(kind_of(to))
     wide = rule(np.where(np.isnan(value), 0, value).astype(np.longdouble))
     return np.clip(wide, limits.min, limits.max).astype(kind_of(to))
+
+
+def unpacked(register: Array, kind: str) -> Array:
+    """The elements of 32-bit registers, lowest first along a new first dim, in float64; TF32 has lost its last bits."""
+    if kind == "tf32":
+        return (register & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)[None]
+    narrow = np.dtype(_NARROW[kind])
+    bits = 8 * narrow.itemsize
+    parts = np.stack([register >> np.uint32(shift) for shift in range(0, 32, bits)]).astype(f"u{narrow.itemsize}")
+    numbers: Array = parts.view(narrow).astype(np.float64)
+    return numbers
 
 
 def permute_bytes(a: Array, b: Array, selector: Array) -> Array:

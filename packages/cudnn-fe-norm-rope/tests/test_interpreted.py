@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import cudnn
 from cudnn_fe_testkit.compare import assert_close
@@ -30,3 +31,21 @@ def test_kernel(case: Any) -> None:
     for x, reference in zip(got, wanted, strict=True):
         assert x.dtype == reference.dtype
         assert_close(x, reference, case.unit)
+
+
+@pytest.mark.parametrize("width", [1024, 8192, 12288, 16384, 32768, 65536, 262144])
+def test_rows_of_every_plan(width: int) -> None:
+    """By warps, by blocks, in clusters' registers, in one block's shared memory, in clusters' shared memory."""
+    made = torch.Generator().manual_seed(width)
+    x, weight = (torch.randn(shape, generator=made).bfloat16() for shape in ((3, width), (width,)))
+
+    def run() -> tuple[torch.Tensor, ...]:
+        activated = cudnn.rmsnorm_silu_forward(x, weight, eps=1e-6)
+        transformed, largest = cudnn.rmsnorm_rht_amax_forward(x, weight, rows_per_cta=1).values()
+        return activated, transformed, largest
+
+    wanted = run()
+    with interpreted():
+        got = run()
+    for result, reference in zip(got, wanted, strict=True):
+        assert_close(result, reference, 2.0**-8)

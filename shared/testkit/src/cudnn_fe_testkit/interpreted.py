@@ -33,14 +33,18 @@ __all__ = ["H200", "interpreted", "missing_interpreter"]
 H200 = Device("cuda:0", (9, 0), 132, "H200")
 _LINKER = next((path for tool in ("cc", "gcc", "clang") if (path := shutil.which(tool))), None)
 _LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p)
+    ctypes.c_int,
+    *(ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p)),
 )
 # What compiled host code calls, in place of CUDA's: one device, kernels that are their names, launches for Python.
 _DRIVER = """
 #include <stddef.h>
 #include <string.h>
-typedef struct { unsigned grid[3], block[3]; size_t dynamic; void *stream, *attributes; unsigned count; } Config;
-typedef int (*Launch)(const char *, const unsigned *, unsigned, void **);
+typedef struct { int name, unused; unsigned value[16]; } Attribute;
+typedef struct {
+  unsigned grid[3], block[3]; size_t dynamic; void *stream; Attribute *attributes; unsigned count;
+} Config;
+typedef int (*Launch)(const char *, const unsigned *, unsigned, unsigned, void **);
 static Launch launch;
 void interpreted_set(Launch given) { launch = given; }
 int cuda_dialect_init_library_once(void **library, int (*read)(void **), int (*load)(void **, int), void *report)
@@ -56,7 +60,10 @@ int _cudaLibraryLoadData(void **library, const void *code, void *a, void *b, uns
 { *library = (void *)1; return 0; }
 int _cudaLibraryGetKernel(void **kernel, void *library, const char *name) { *kernel = strdup(name); return 0; }
 int _cudaLaunchKernelEx(const Config *config, void *kernel, void **parameters)
-{ return launch(kernel, config->grid, (unsigned)config->dynamic, parameters); }
+{ unsigned cluster = 1;
+  for (unsigned i = 0; i < config->count; i++)
+    if (config->attributes[i].name == 4) cluster = config->attributes[i].value[0];
+  return launch(kernel, config->grid, (unsigned)config->dynamic, cluster, parameters); }
 """
 
 
@@ -173,12 +180,12 @@ class _Function:
             if self._error is not None:
                 raise self._error
 
-    def _launched(self, name: bytes, extents: Any, dynamic: int, parameters: Any) -> int:
+    def _launched(self, name: bytes, extents: Any, dynamic: int, cluster: int, parameters: Any) -> int:
         try:
             kernel: Kernel = self.kernels[name.decode()]
             values = [ctypes.string_at(parameters[i], size) for i, size in enumerate(kernel.parameters)]
             grid, block = tuple(extents[0:3]), tuple(extents[3:6])
-            Machine(kernel, grid, block, values, self._memory, dynamic).run()
+            Machine(kernel, grid, block, values, self._memory, dynamic, cluster).run()
         except BaseException as error:  # C code lies between: it is raised behind it
             self._error = error
             return 1

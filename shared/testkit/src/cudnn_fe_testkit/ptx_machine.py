@@ -1,7 +1,7 @@
 """Executes PTX on the host: every register is an array over the threads of a grid, and the lowest place goes first.
 
 It knows what portable kernels are made of: arithmetic, branches, shuffles, barriers, global and shared memory, a warp's
-matrix products; no bulk copies, clusters or products of warp groups. Approximate instructions (exponential, reciprocal,
+matrix products, clusters; no bulk copies or products of warp groups. Approximate instructions (exponential, reciprocal,
 roots) are rounded exactly, fused ones through extended precision. Reads and writes outside the arrays that it was given
 are errors.
 """
@@ -15,6 +15,7 @@ import numpy as np
 
 from cudnn_fe_testkit.ptx import Instruction, Kernel
 from cudnn_fe_testkit.ptx_arithmetic import LOGIC, Arithmetic
+from cudnn_fe_testkit.ptx_clusters import Clusters
 from cudnn_fe_testkit.ptx_matrix import multiplied
 from cudnn_fe_testkit.ptx_memory import Memory
 from cudnn_fe_testkit.ptx_values import BITS, convert, immediate, kind_of
@@ -45,7 +46,7 @@ class TrapError(Exception):
     """A kernel gave up."""
 
 
-class Machine(Arithmetic):
+class Machine(Arithmetic, Clusters):
     """One launch.
 
     Args:
@@ -55,6 +56,7 @@ class Machine(Arithmetic):
         parameters: Bytes of each parameter.
         memory: Global memory.
         dynamic: Bytes of shared memory beside the kernel's own.
+        cluster: Blocks of a cluster, neighbours along x.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Machine(Arithmetic):
         parameters: list[bytes],
         memory: Memory,
         dynamic: int = 0,
+        cluster: int = 1,
     ) -> None:
-        self.kernel, self.parameters, self.memory = kernel, parameters, memory
+        self.kernel, self.parameters, self.memory, self.cluster = kernel, parameters, memory, cluster
+        self.barriers, self.spins = {}, 0
         threads, blocks = int(np.prod(block)), int(np.prod(grid))
         self.threads = np.tile(np.arange(threads), blocks)
         self.blocks = np.repeat(np.arange(blocks), threads)
@@ -105,7 +109,7 @@ class Machine(Arithmetic):
                 elif one.name in ("ret", "exit"):
                     place[self.where] = end
                 elif one.name in ("bar", "barrier"):
-                    waiting[self.where] = True
+                    waiting[self.where] = "arrive" not in one.words  # all blocks wait for each other: clusters too
                 elif len(self.where):
                     self._execute(one)
 
@@ -225,6 +229,9 @@ class Machine(Arithmetic):
             self.write(register, value)
 
     def _st(self, one: Instruction) -> None:
+        if one.words[0] == "async":
+            self._store_async(one)
+            return
         kind = one.words[-1]
         values = [self.read(name, f"b{BITS[kind]}") for name in _names(one.operands[1])]
         self._reach(one, one.operands[0], len(values), values)

@@ -85,6 +85,26 @@ def test_torch_compile_takes_the_whole_graph(states: bool) -> None:
         assert torch.equal(eager, traced)
 
 
+def test_torch_compile_fills_the_callers_buffer() -> None:
+    case = make_case(2, 3, 5, 4)
+
+    def layer(x: Any, buffer: Any) -> Any:
+        y, final = causal_conv1d(x, case.weight, return_final_states=True, final_states_out=buffer)
+        return y.sum() + final.square().sum()
+
+    results = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        x, buffer = case.x.detach().clone().requires_grad_(), torch.zeros(2, 3, 3)
+        value = function(x, buffer)
+        value.backward()
+        results.append((value.detach(), x.grad, buffer.detach()))
+    assert torch.equal(results[0][2], case.x[..., 2:])
+    for eager, traced in zip(*results, strict=True):
+        assert torch.equal(eager, traced)
+    with pytest.raises(Exception, match="final_states_out"):
+        torch.compile(layer, fullgraph=True, backend="aot_eager")(case.x, torch.zeros(2, 2, 3, 3))
+
+
 def test_torch_compile_updates_the_state_in_place() -> None:
     case = make_case(1, 4, 1, 4)
     x, state = torch.randn(3, 4), torch.randn(5, 4, 3)

@@ -129,6 +129,23 @@ def test_blocks_end_together(extents: tuple[int, int, int], backward: bool, last
     assert blocks * chunks > 0.75 * waves * slots
 
 
+@pytest.mark.parametrize("op", [FORWARD, BACKWARD, UPDATE])
+@pytest.mark.parametrize("extent", [2**31 - 2**24, 2**31 - 1])
+def test_counts_that_a_grid_would_carry_past_32_bits_are_refused(op: Op, extent: int) -> None:
+    """Threads past the last token compute where they are before they find out."""
+    x, taps = torch.empty(1, 1, extent, device="meta"), torch.empty(1, 4, device="meta")
+    operands: Any = (x, taps, None, None, None)
+    options: Any = {"activation": None, "layout": "BDT", "return_final_states": False}
+    if op is BACKWARD:
+        operands += (x, None)
+    elif op is UPDATE:
+        channels = torch.empty(extent, 4, device="meta")
+        operands, options = (x[0], channels[None], channels, None, None, None), {"activation": None}
+    problem = bind_operands(op, operands, options)
+    reasons = [kernel.refuse(problem, H200) for kernel in op.kernels]
+    assert all("32 bits" in str(reason) for reason in reasons) == (extent == 2**31 - 1), reasons
+
+
 def test_an_old_gpu_is_refused_with_the_reason() -> None:
     problem = problem_of(FORWARD)
     with pytest.raises(NotImplementedError, match=r"compute capability 8\.0"):

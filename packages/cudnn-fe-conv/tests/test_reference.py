@@ -101,6 +101,17 @@ def test_jax_grid(layout: str) -> None:
         check_forward(case, True, (np.asarray(y), np.asarray(results[1])), kind)
 
 
+@pytest.mark.parametrize("extents", [(0, 3, 5), (2, 0, 5)])
+def test_no_rows_or_channels(extents: tuple[int, int, int]) -> None:
+    case = make_case(*extents, 4, initial=True)
+    operands: Any = (case.x, case.weight, case.bias, "silu")
+    y, final = causal_conv1d(*operands, initial_states=case.initial, return_final_states=True)
+    got = causal_conv1d_backward(y, *operands, initial_states=case.initial, d_final_states=final)
+    assert [tuple(t.shape) for t in (y, final)] == [extents, (*extents[:2], 3)]
+    for name, like in zip(got.keys(), (case.x, case.weight, case.bias, case.initial), strict=True):
+        assert torch.equal(got[name], torch.zeros_like(like)), name
+
+
 def test_strides_of_x_are_kept() -> None:
     for channels_last, pad in itertools.product((False, True), (0, 3)):
         case = make_case(2, 4, 6, 3, channels_last=channels_last, pad=pad)
@@ -110,12 +121,25 @@ def test_strides_of_x_are_kept() -> None:
     assert final.stride() == (8, 1, 4)
 
 
-def test_states_are_copied_bit_for_bit() -> None:
-    """NaNs with payloads and negative zeros too."""
-    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    x = bits.reshape(1, -1, 4)
-    _, final = causal_conv1d(x, torch.ones(x.shape[1], 4, dtype=torch.bfloat16), return_final_states=True)
-    assert torch.equal(final.view(torch.int16), x[..., 1:].view(torch.int16))
+@pytest.mark.parametrize("framework", ["torch", "numpy", "jax"])
+@pytest.mark.parametrize(("packed", "layout"), [(False, "BDT"), (True, "BDT"), (True, "BTD")])
+def test_states_are_copied_bit_for_bit(packed: bool, layout: str, framework: str) -> None:
+    """NaNs with payloads and negative zeros too, of samples and of initial states."""
+    import jax.numpy as jnp
+
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(-1, 4)
+    x, initial, weight = bits[None, :, :2], bits[None, :, 1:], torch.ones(bits.shape[0], 4).bfloat16()
+    offsets = torch.tensor([0, 2], dtype=torch.int32) if packed else None
+    wanted = torch.cat([initial[..., 2:], x], dim=2)
+    x = x.transpose(1, 2) if layout == "BTD" else x
+    given: list[Any] = [t if framework == "torch" else as_numpy(t) for t in (x, weight, offsets, initial)]
+    if framework == "jax":
+        given = [None if t is None else jnp.asarray(t) for t in given]
+    _, final = causal_conv1d(
+        given[0], given[1], cu_seqlens=given[2], initial_states=given[3], return_final_states=True, layout=layout
+    )
+    final = final.contiguous().view(torch.int16).numpy() if framework == "torch" else np.asarray(final).view(np.int16)
+    assert np.array_equal(final, wanted.view(torch.int16).numpy())
 
 
 def test_nan_reaches_exactly_what_depends_on_it() -> None:
@@ -160,6 +184,22 @@ def test_backward_against_float64_autograd(kind: str, lengths: tuple[int, ...] |
             if wanted is not None:
                 pair = ("dx", "dweight", "dbias", "d_initial_states")
                 assert_close(got[name], wanted, bound, f"{name} of {pair}")
+
+
+def test_float32_parameters_beside_half_precision() -> None:
+    """Taps are not rounded to x's type, nor their gradients."""
+    for kind in ("bfloat16", "float16"):
+        case = make_case(2, 3, 40, 4, kind, parameters="float32")
+        dy = torch.randn(case.x.shape, generator=torch.Generator().manual_seed(5)).to(case.x.dtype)
+        y = causal_conv1d(case.x, case.weight, case.bias, "silu")
+        got = causal_conv1d_backward(dy, case.x, case.weight, case.bias, "silu")
+        x, weight, bias, _ = case.wide()
+        assert_close(y, exact(x, weight, bias, True)[0], tolerance(4, kind), "y")
+        dx, dweight, dbias, _ = gradients_of(case, True, dy, None)
+        assert_close(got["dx"], dx, tolerance(4, kind), "dx")
+        for name, gradient in (("dweight", dweight), ("dbias", dbias)):
+            assert got[name].dtype == torch.float32
+            assert_close(got[name], gradient, sum_tolerance(80, 4, kind, "float32"), name)
 
 
 def test_d_final_is_added_before_the_rounding() -> None:

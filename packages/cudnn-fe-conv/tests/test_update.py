@@ -60,6 +60,55 @@ def test_a_ring_follows_the_whole_sequence(lanes: int) -> None:
         seen += 1
 
 
+def converted(tensor: Any, framework: str) -> Any:
+    """A bfloat16 or other tensor as the framework's own array, bit for bit."""
+    import jax.numpy as jnp
+    import ml_dtypes
+
+    if framework == "torch":
+        return tensor.clone()
+    bits = tensor.dtype == torch.bfloat16
+    array = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if bits else tensor.numpy()
+    return jnp.asarray(array) if framework == "jax" else array.copy()
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "jax"])
+@pytest.mark.parametrize("extents", [(0, 5, 4), (0, 5, 0), (2, 0, 3)])
+def test_no_rows_or_channels(extents: tuple[int, int, int], framework: str) -> None:
+    rows, channels, slots = extents
+    x, state, weight, _ = operands(rows, channels, 4, 3, slots)
+    for indices in (None, torch.arange(rows, dtype=torch.int32)):
+        given = [converted(t, framework) for t in (x, state, weight)]
+        slot = None if indices is None else converted(indices, framework)
+        y = causal_conv1d_update(*given, conv_state_indices=slot)
+        y, after = y if framework == "jax" else (y, given[1])
+        assert y.shape == (rows, channels)
+        assert np.array_equal(np.asarray(after), state.numpy())
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "jax"])
+@pytest.mark.parametrize("ring", [False, True])
+def test_states_move_bit_for_bit(ring: bool, framework: str) -> None:
+    """Every bfloat16, NaNs with payloads too, in one row's slot; a row left out and its NaNs reach nothing."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    lanes = bits.reshape(-1, 4)
+    state = torch.stack([torch.zeros_like(lanes[:, :3]), lanes[:, :3]])
+    x = torch.stack([torch.full_like(lanes[:, 3], torch.nan), lanes[:, 3]])
+    slots, seen = torch.tensor([-1, 1], dtype=torch.int32), torch.tensor([7, 7], dtype=torch.int32)
+    given = [converted(t, framework) for t in (x, state, torch.ones(lanes.shape[0], 4).bfloat16())]
+    y = causal_conv1d_update(
+        *given,
+        conv_state_indices=converted(slots, framework),
+        cache_seqlens=converted(seen, framework) if ring else None,
+    )
+    y, after = y if framework == "jax" else (y, given[1])
+    after = after.view(torch.int16).numpy() if framework == "torch" else np.asarray(after).view(np.int16)
+    wanted = lanes[:, [0, 3, 2] if ring else [1, 2, 3]].contiguous()
+    assert np.array_equal(after[1], wanted.view(torch.int16).numpy())
+    assert not after[0].any()
+    assert not np.asarray(y.float() if framework == "torch" else y)[0].any()
+
+
 def test_numpy_and_jax() -> None:
     import jax
     import jax.numpy as jnp

@@ -14,7 +14,12 @@ import torch
 
 import cudnn
 from cudnn_fe.core.errors import OptionError, ShapeError, StrideError
-from cudnn_fe.norm_rope import engram_gate_saved_backward, engram_gate_saved_forward, engram_gate_saved_jax_forward
+from cudnn_fe.norm_rope import (
+    engram_gate_saved_backward,
+    engram_gate_saved_forward,
+    engram_gate_saved_jax_backward,
+    engram_gate_saved_jax_forward,
+)
 
 D = 5120
 
@@ -80,6 +85,34 @@ def test_nan_stays_in_its_row() -> None:
     out, _ = engram_gate_saved_forward(x, kv, weight, torch.ones(2, dtype=torch.bool))
     assert torch.isnan(out).all(-1).tolist() == [[False, False, True, False], [False] * 4]
     assert torch.isnan(out).any(-1).tolist() == [[False, False, True, False], [False] * 4]
+
+
+def test_the_slope_starts_at_the_least_dot() -> None:
+    """From |dot| = 1e-6 in float32 on, of either sign; below, the root that the gate took does not depend on it."""
+    x, kv, weight, _ = tensors(1)
+    least = torch.tensor(1e-6)
+    below = torch.nextafter(least, torch.tensor(0.0))
+    saved = torch.ones(1, 4, 4) / 2
+    saved[0, :, 1] = torch.stack([least, below, -least, -below])
+    grad_out = torch.randn(1, 4, D).to(torch.bfloat16)
+    operands = [jnp.asarray(t.float().numpy()).astype(str(t.dtype).removeprefix("torch.")) for t in (x, kv, weight)]
+    others = [jnp.asarray(saved.numpy()), jnp.asarray(grad_out.float().numpy()).astype(jnp.bfloat16)]
+    for grads in (
+        engram_gate_saved_backward(x, kv, weight, saved, grad_out).values(),
+        engram_gate_saved_jax_backward(*operands, *others),
+    ):
+        of_weight = torch.tensor(jnp.asarray(list(grads)[2]).tolist())
+        assert of_weight.any(1).tolist() == [True, False, True, False]
+
+
+def test_rows_of_zeros() -> None:
+    """The mean square is eps alone, the dot +0, whose root is that of the least."""
+    x, kv, weight, _ = tensors(1)
+    out, saved = engram_gate_saved_forward(x * 0, kv, weight, torch.ones(1, dtype=torch.bool), eps=1e-20)
+    gate = torch.sigmoid(torch.tensor(1e-6).sqrt())
+    torch.testing.assert_close(saved[0, :, 0], gate.expand(4), rtol=2.0**-22, atol=0)
+    torch.testing.assert_close(saved[0, :, 2], torch.full((4,), 1e10), rtol=2.0**-22, atol=0)
+    assert torch.equal(out, (saved[..., :1] * kv[:, None, 4 * D :].float()).to(torch.bfloat16))
 
 
 def test_autograd_is_the_explicit_backward() -> None:

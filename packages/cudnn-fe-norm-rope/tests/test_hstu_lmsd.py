@@ -24,6 +24,7 @@ from cudnn_fe.norm_rope import hstu_lmsd_backward, hstu_lmsd_forward, hstu_lmsd_
 from cudnn_fe.norm_rope.hstu_lmsd.dropout import dropout
 from cudnn_fe.norm_rope.hstu_lmsd.op import BACKWARD, FORWARD
 from cudnn_fe.norm_rope.hstu_lmsd.reference import philox_words
+from cudnn_fe.norm_rope.limits import MOST_ROWS
 
 BF16 = ml_dtypes.bfloat16
 FLAGS = [(silu, u, x) for silu in (True, False) for u in (True, False) for x in (True, False)]
@@ -74,6 +75,25 @@ def test_threshold_is_the_first_word_above_the_ratio(ratio: float) -> None:
     assert not kept(threshold - 1)
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize(("rows", "ratio", "seed"), [(3, 0.1, 1), (5, 0.37, 2**32 + 17), (4, 0.5, -(2**63))])
+def test_mask_is_that_of_the_generator(rows: int, ratio: float, seed: int, framework: str) -> None:
+    """Bit p of the mask: whether plane p's word, as float32 times 2**-32, exceeds the ratio."""
+    convert: dict[str, Any] = {"numpy": np.asarray, "torch": from_numpy, "jax": jnp.asarray}
+    given: Any = [convert[framework](t) for t in sample(rows, 16)]
+    forward = hstu_lmsd_jax_forward if framework == "jax" else hstu_lmsd_forward
+    mask = forward(*given, dropout_ratio=ratio, seed=seed)[3]
+    key = [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
+    for row, c in np.ndindex(rows, 16):
+        words = [philox([row, c // 4, plane, 0], list(key))[c % 4] for plane in range(3)]
+        kept = [bool(np.float32(np.float32(word) * np.float32(2.0**-32)) > np.float32(ratio)) for word in words]
+        assert int(mask[row, c]) == sum(bit << plane for plane, bit in enumerate(kept)), (row, c)
+
+
+def from_numpy(x: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(x.astype(np.float32)).to(torch.bfloat16)
+
+
 def sample(rows: int, columns: int) -> Any:
     rng = np.random.default_rng(columns)
     shapes = ((rows, columns), (rows, columns), (columns,), (columns,))
@@ -110,6 +130,8 @@ def test_forward_and_gradients_against_float64(silu: bool, cu: bool, cx: bool, r
     unit = 2.0**-8  # one rounding to bfloat16
     assert np.abs(y.astype(np.float64) - wanted.detach().numpy()).max() <= unit * wanted.abs().max().item()
     np.testing.assert_allclose(mean, wide(given[0]).mean(1), rtol=0, atol=2.0**-23 * 24)
+    deviation = 1 / (wide(given[0]).var(1, correction=0) + 1e-6).sqrt()
+    np.testing.assert_allclose(rstd, deviation, rtol=2.0**-23 * 24)
     dy = np.random.default_rng(1).normal(size=y.shape).astype(BF16)
     wanted.backward(wide(dy))
     grads = hstu_lmsd_backward(dy, *given, mean, rstd, mask, **how)
@@ -155,6 +177,53 @@ def test_callers_buffers_with_padded_rows() -> None:
     assert torch.isnan(storage[:, 24:]).all()
     with pytest.raises(AliasError, match="dx_tensor"):
         hstu_lmsd_backward(y, x, u, w, b, mean, rstd, None, dx_tensor=x, **how)
+
+
+def test_a_row_of_one_value_has_no_negative_variance() -> None:
+    """The mean square may come out below the squared mean, by far more than eps: the difference is clamped."""
+    columns = 56  # whose reciprocal float32 rounds down
+    x = np.repeat(np.linspace(1e3, 1e6, 200).astype(BF16)[:, None], columns, axis=1)
+    ones, zeros = np.ones(columns, BF16), np.zeros(columns, BF16)
+    exact, share = x.astype(np.float32), np.float32(1 / columns)
+    mean = exact.sum(axis=1) * share
+    assert ((exact * exact).sum(axis=1) * share - mean * mean < -1).any()
+    _, _, rstd, _ = hstu_lmsd_forward(x, np.ones_like(x), ones, zeros, eps=1e-6, dropout_ratio=0.0)
+    assert np.isfinite(rstd).all()
+    assert (rstd <= np.float32(1e3) * (1 + 2.0**-22)).all()
+    assert (rstd > 999).any()
+
+
+def test_nan_reaches_what_depends_on_it() -> None:
+    x, u, w, b = sample(5, 16)
+    x[1, 3], u[3, 7] = np.nan, np.nan
+    how: dict[str, Any] = {"dropout_ratio": 0.0, "apply_u_silu": True, "concat_u": True, "concat_x": True}
+    y, mean, rstd, _ = hstu_lmsd_forward(x, u, w, b, **how)
+    wanted = np.zeros((5, 48), bool)
+    wanted[3, 7] = wanted[1, 16 + 3] = wanted[3, 32 + 7] = True
+    wanted[1, 32:] = True
+    assert (np.isnan(y.astype(np.float32)) == wanted).all()
+    assert np.flatnonzero(np.isnan(mean)).tolist() == np.flatnonzero(np.isnan(rstd)).tolist() == [1]
+    dx, du, dweight, dbias = hstu_lmsd_backward(np.ones_like(y), x, u, w, b, mean, rstd, None, **how)
+    assert np.isnan(dx.astype(np.float32)).all(axis=1).tolist() == [False, True, False, True, False]
+    assert np.argwhere(np.isnan(du.astype(np.float32))).tolist() == [[1, c] for c in range(16)] + [[3, 7]]
+    assert np.isnan(dweight.astype(np.float32)).all()
+    assert np.flatnonzero(np.isnan(dbias.astype(np.float32))).tolist() == [7]
+
+
+@pytest.mark.parametrize("op", [FORWARD, BACKWARD])
+@pytest.mark.parametrize("rows", [MOST_ROWS, MOST_ROWS + 1])
+def test_rows_that_32_bits_cannot_count_are_refused(op: Any, rows: int) -> None:
+    def spec(*shape: int, kind: str = "bfloat16") -> TensorSpec:
+        return TensorSpec(shape, contiguous_strides(shape), dtype(kind), "cuda:0", 16, "operand")
+
+    x, vector, row = spec(rows, 8), spec(8), spec(rows, kind="float32")
+    flags: dict[str, Any] = {"apply_u_silu": True, "concat_u": False, "concat_x": False}
+    if op is FORWARD:
+        problem = op.bind(x, x, vector, vector, None, dropout=False, **flags)
+    else:
+        problem = op.bind(x, x, x, vector, vector, row, row, None, compute_dweight=True, **flags)
+    reason = op.kernels[0].refuse(problem, Device("cuda:0", (9, 0), 132, "sm_90a"))
+    assert (reason is None) == (rows == MOST_ROWS), reason
 
 
 def test_refusals() -> None:

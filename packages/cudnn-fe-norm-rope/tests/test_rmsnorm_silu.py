@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from cudnn_fe.core.codecs import decode, encode, unpack_fp4
+from cudnn_fe.core.device import Device
+from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import DTypeError, ShapeError, StrideError
+from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.norm_rope import rmsnorm_silu_forward
+from cudnn_fe.norm_rope.limits import MOST_ROWS
+from cudnn_fe.norm_rope.rmsnorm_silu.op import FORWARD
 
 BF16 = ml_dtypes.bfloat16
 ROUNDINGS = 2.0**-23 * 40  # a row sum's and a dozen operations' in float32
@@ -64,6 +69,19 @@ def test_a_row_of_zeros_gives_zeros_in_every_format() -> None:
         assert scale is None or not scale.view(np.uint8).any()
 
 
+def test_large_values_saturate() -> None:
+    """One element of 1024 is 32 root mean squares: times 100, past 448, and past 448 times 6 as a block's scale."""
+    x, w = np.zeros((1, 1024), BF16), np.full(1024, 100, BF16)
+    x[0, 17] = 1.0
+    eight, _ = rmsnorm_silu_forward(x, w, 0.0, "float8_e4m3fn")
+    assert eight.astype(np.float32)[0, 17] == 448
+    codes, scale = rmsnorm_silu_forward(x, w, 0.0, "float4_e2m1fn")
+    assert np.flatnonzero(scale.astype(np.float32)).tolist() == [1]
+    assert scale.astype(np.float32)[0, 1] == 448  # of 3200 / 6, by which the codes were divided
+    assert np.flatnonzero(codes).tolist() == [8]
+    assert codes[0, 8] == 7 << 4  # column 17, odd: the high half
+
+
 def test_nan_stays_in_its_row() -> None:
     x, w, _ = sample(3, 32)
     x[1, 5] = np.nan
@@ -89,6 +107,17 @@ def test_layouts() -> None:
     assert torch.equal(rmsnorm_silu_forward(rows, w, 1e-6)["out"], wanted)
     image = rmsnorm_silu_forward(rows.contiguous()[:, :, None, None], w[None, :, None, None], 1e-6)["out"]
     assert torch.equal(image[:, :, 0, 0], wanted)
+
+
+@pytest.mark.parametrize("rows", [MOST_ROWS, MOST_ROWS + 1])
+def test_rows_that_32_bits_cannot_count_are_refused(rows: int) -> None:
+    specs = [
+        TensorSpec(shape, contiguous_strides(shape), dtype("bfloat16"), "cuda:0", 16) for shape in ((rows, 8), (8,))
+    ]
+    reason = FORWARD.kernels[0].refuse(
+        FORWARD.bind(*specs, out_dtype="bfloat16"), Device("cuda:0", (9, 0), 132, "sm_90a")
+    )
+    assert (reason is None) == (rows == MOST_ROWS), reason
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ BF16 = ml_dtypes.bfloat16
 
 
 def rounded(exact: Fraction, bits: int) -> float:
-    """``exact`` to ``bits`` significant bits, ties to even; for values in float32's normal range."""
+    """``exact`` to ``bits`` significant bits, or fewer where they would lie below float32's smallest subnormal or its
+    like, ties to even; infinity past the largest."""
     if exact == 0:
         return 0.0
     scale, size = 0, abs(exact)
@@ -29,8 +30,10 @@ def rounded(exact: Fraction, bits: int) -> float:
         size, scale = size / 2, scale + 1
     while size < 2 ** (bits - 1):
         size, scale = size * 2, scale - 1
-    whole = round(size)  # Python rounds halves to even
-    return float(np.sign(exact)) * whole * 2.0**scale
+    lost = max(-125 - bits - scale, 0)  # places below those that subnormals have
+    whole = round(size / 2**lost) * 2**lost  # Python rounds halves to even
+    result = Fraction(whole) * Fraction(2) ** scale
+    return float(np.sign(exact)) * (float(result) if result < 2**128 else float("inf"))
 
 
 def pair(a: float, b: float, c: float, s: float) -> tuple[float, float]:
@@ -57,10 +60,22 @@ def test_order_of_roundings_fixture() -> None:
     assert int(out.view(np.uint16)[0, 1]) == 14368  # any other order of rounding gives 14367
 
 
-@pytest.mark.parametrize("channels", [64, 128])
-def test_every_pair_is_rounded_as_written(channels: int) -> None:
+# Also where bfloat16's subnormals come in, where products are subnormal, and where results overflow.
+@pytest.mark.parametrize(
+    ("channels", "magnitude", "table"), [(64, 0, 0), (128, 0, 0), (64, -128, 0), (64, -70, -60), (64, 126, 0)]
+)
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_every_pair_is_rounded_as_written(channels: int, magnitude: int, table: int, framework: str) -> None:
     x, cosine, sine = inputs(20, channels)
-    out = tail_rope_forward(x, cosine, sine)["out"]
+    x = (x.astype(np.float64) * 2.0**magnitude).astype(BF16)
+    cosine, sine = (angle * np.float32(2.0**table) for angle in (cosine, sine))
+    if framework == "numpy":
+        with np.errstate(over="ignore", invalid="ignore"):
+            out = tail_rope_forward(x, cosine, sine)["out"]
+    else:
+        given = torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+        turned = tail_rope_forward(given, torch.from_numpy(cosine), torch.from_numpy(sine))["out"]
+        out = turned.view(torch.int16).numpy().view(BF16)
     assert (out[:, :-64].view(np.uint16) == x[:, :-64].view(np.uint16)).all()
     tail, turned = x[:, -64:].astype(float), out[:, -64:].astype(float)
     for token in range(20):

@@ -55,10 +55,10 @@ def definition(values: np.ndarray, kind: str, group: int, scale_format: str) -> 
     return result.reshape(values.shape).astype(BF16)
 
 
-def sample(shape: tuple[int, ...], seed: int = 0) -> tuple[Any, Any, Any]:
+def sample(shape: tuple[int, ...], magnitudes: tuple[int, int] = (-30, 20), seed: int = 0) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(seed)
     # Few mantissa bits and many magnitudes: ties and floors turn up often. Signed zeros as well.
-    x = np.round(rng.normal(size=shape) * 8) / 8 * np.exp2(rng.integers(-30, 20, size=(*shape[:-1], 1)))
+    x = np.round(rng.normal(size=shape) * 8) / 8 * np.exp2(rng.integers(*magnitudes, size=(*shape[:-1], 1)))
     x.reshape(-1)[::101] = -0.0
     angle = rng.uniform(-7, 7, size=(20, 32))
     cache = np.concatenate((np.cos(angle), np.sin(angle)), axis=1).astype(np.float32)
@@ -67,15 +67,25 @@ def sample(shape: tuple[int, ...], seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize(("kind", "group", "scale", "shape"), COMBINATIONS)
-@pytest.mark.parametrize("position", [np.int32, np.int64])
-def test_bit_exact(kind: str, group: int, scale: str, shape: tuple[int, ...], position: Any) -> None:
-    x, cache, rows = sample(shape)
+@pytest.mark.parametrize(
+    ("position", "magnitudes"),
+    [(np.int32, (-30, 20)), (np.int64, (-30, 20)), (np.int32, (-138, -118)), (np.int64, (-130, 120))],
+)
+def test_bit_exact(
+    kind: str, group: int, scale: str, shape: tuple[int, ...], position: Any, magnitudes: tuple[int, int]
+) -> None:
+    """Subnormal values, and scales at either end, too."""
+    x, cache, rows = sample(shape, magnitudes)
     rows = rows.astype(position)
     angles = cache[rows]
     tokens = x if x.ndim == 3 and x.shape[-1] == 128 else x.reshape(len(rows), -1)
     turned = tail_rope_forward(tokens, angles[:, :32].copy(), angles[:, 32:].copy())["out"].reshape(x.shape)
     wanted = definition(turned, kind, group, scale)
-    out = rope_qdq_inplace_forward(x, cache, rows, quantization=kind, group_size=group, scale_format=scale)["out"]
+    options: Any = {"quantization": kind, "group_size": group, "scale_format": scale}
+    in_torch = torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16)
+    rope_qdq_inplace_forward(in_torch, torch.from_numpy(cache), torch.from_numpy(rows), **options)
+    assert (in_torch.view(torch.int16).numpy() == wanted.view(np.int16)).all()
+    out = rope_qdq_inplace_forward(x, cache, rows, **options)["out"]
     assert out is x
     assert (out.view(np.uint16) == wanted.view(np.uint16)).all()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cudnn_fe.core.arrays import astype, sigmoid
 
-__all__ = ["activate", "activation_slope", "arange", "astype", "sigmoid", "zeros", "zeros_like"]
+__all__ = ["activate", "activation_slope", "arange", "astype", "bits_of", "sigmoid", "zeros", "zeros_like"]
 
 
 def activate(xp: Any, z: Any, activation: str) -> Any:
@@ -26,6 +26,11 @@ def arange(xp: Any, count: int, like: Any) -> Any:
     if hasattr(like, "get_device"):  # torch's tensors live in one of several places
         return xp.arange(count, device=like.device)
     return xp.arange(count)
+
+
+def bits_of(xp: Any, x: Any) -> Any:
+    """The elements' bits as integers of their size: on its way, XLA may widen halves, which changes NaNs."""
+    return x.view({2: xp.int16, 4: xp.int32, 8: xp.int64}[x.dtype.itemsize])
 
 
 def zeros(xp: Any, shape: tuple[int, ...], like: Any) -> Any:

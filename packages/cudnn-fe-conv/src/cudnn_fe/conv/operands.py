@@ -12,6 +12,7 @@ from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 __all__ = [
     "ANY_LAYOUT",
     "FLOATS",
+    "MOST_COUNTED",
     "canonical_activation",
     "lie_whole",
     "require_index",
@@ -22,6 +23,7 @@ __all__ = [
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 HALVES = ("float16", "bfloat16")
+MOST_COUNTED = 2**31 - 2**24  # what kernels count in 32 bits: a grid's last turns, past the end, must fit too
 ANY_LAYOUT = "any strides; fastest where one dim is contiguous"
 _VECTOR_BYTES = 16
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_fe.conv.final_states import write_final_states
-from cudnn_fe.core.call import call
+from cudnn_fe.conv.final_states import require_buffer, require_like, write_final_states
+from cudnn_fe.core.call import bind_operands, call
 from cudnn_fe.core.errors import DTypeError, NotYetSupportedError, OptionError
-from cudnn_fe.core.frameworks import framework_of
+from cudnn_fe.core.frameworks import framework_of, torch_is_tracing
 from cudnn_fe.core.tensor import spec_of
 from cudnn_fe.core.tuple_dict import TupleDict
 
@@ -84,14 +84,18 @@ def causal_conv1d(
         )
     options = (("activation", activation), ("return_final_states", return_final_states), ("layout", layout))
     operands = (x, weight, bias, cu_seqlens, initial_states)
-    results = call(FORWARD, operands, options, backend=backend, stream=stream)
-    if not return_final_states:
-        return results[0]
     if final_states_out is None:
-        return results
-    names = FORWARD.problem.operands
-    write_final_states(final_states_out, results[1], dict(zip(names, operands, strict=True)))
-    return results[0], final_states_out
+        results = call(FORWARD, operands, options, backend=backend, stream=stream)
+        return results if return_final_states else results[0]
+    tracing = torch_is_tracing()
+    if not tracing:
+        wanted = bind_operands(FORWARD, operands, dict(options)).outputs[1]
+        require_buffer(final_states_out, wanted, dict(zip(FORWARD.problem.operands, operands, strict=True)))
+    y, states = call(FORWARD, operands, options, backend=backend, stream=stream)
+    if tracing:
+        require_like(final_states_out, states)
+    write_final_states(final_states_out, states)
+    return y, final_states_out
 
 
 def causal_conv1d_backward(
@@ -145,6 +149,8 @@ def causal_conv1d_backward(
 
 def _refuse_seq_idx(x: Any, seq_idx: Any, cu_seqlens: Any, return_final_states: bool, layout: str) -> None:
     """Raises what the contract says of a call with ``seq_idx``, which is reserved."""
+    from cudnn_fe.conv.causal_conv1d.op import layout_of  # keeps `import cudnn_fe.conv` light
+
     framework_of(seq_idx, operand="seq_idx")
     if cu_seqlens is not None or return_final_states:
         raise OptionError(
@@ -153,9 +159,10 @@ def _refuse_seq_idx(x: Any, seq_idx: Any, cu_seqlens: Any, return_final_states: 
             wanted="cu_seqlens alone",
             remedy="pack the sequences and pass their offsets",
         )
-    spec_x, spec = spec_of(x, "x"), spec_of(seq_idx, "seq_idx")
+    order, spec_x, spec = layout_of(layout), spec_of(x, "x"), spec_of(seq_idx, "seq_idx")
+    spec_x.require_rank(3, f"({', '.join(order)})")
     spec.require_rank(2, "(B, T)")
-    wanted = (spec_x.shape[0], spec_x.shape[layout.index("T")])
+    wanted = (spec_x.shape[0], spec_x.shape[order.index("T")])
     if spec.shape != wanted:
         raise OptionError("seq_idx", got=str(spec.shape), wanted=f"(B, T) = {wanted}", remedy="leave it out")
     raise NotYetSupportedError("seq_idx", got="an array", wanted="None", remedy="pack the sequences: cu_seqlens")

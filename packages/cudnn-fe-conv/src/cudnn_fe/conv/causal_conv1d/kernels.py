@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cudnn_fe.conv.causal_conv1d.chunks import chunk_count
 from cudnn_fe.conv.causal_conv1d.kernel_spec import ConvSpec
-from cudnn_fe.conv.operands import lie_whole, vector_length
+from cudnn_fe.conv.operands import MOST_COUNTED, lie_whole, vector_length
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.op import Kernel
@@ -54,7 +54,8 @@ def _refuse_wide(problem: Sequences, where: Device) -> str | None:
 
 
 def _refuse(problem: Sequences, where: Device) -> str | None:
-    large = max(problem.extents) >= 2**31 or problem.extents[0] * problem.extents[1] >= 2**31
+    batch, channels, time = problem.extents
+    large = max(batch * channels, time) > MOST_COUNTED
     return portable_refusal(problem, where) or ("it counts rows and tokens in 32 bits" if large else None)
 
 

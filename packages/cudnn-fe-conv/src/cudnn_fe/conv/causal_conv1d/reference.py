@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.conv.arrays import activate, activation_slope, arange, astype, zeros
+from cudnn_fe.conv.arrays import activate, activation_slope, arange, astype, bits_of, zeros
 from cudnn_fe.core.arrays import is_jax
 from cudnn_fe.core.errors import OptionError
 
@@ -58,7 +58,8 @@ def causal_conv1d(
     y = astype(activate(xp, z, problem.activation), problem.x.dtype.name)
     results: tuple[Any, ...] = (_channels_first(xp, problem, y),)
     if problem.return_final_states:
-        results += (_final_states(problem, xp, own, initial_states, places),)
+        before = None if initial_states is None else bits_of(xp, initial_states)
+        results += (_final_states(problem, xp, bits_of(xp, own), before, places).view(own.dtype),)
     return results
 
 
@@ -193,7 +194,7 @@ def _filtered(problem: Sequences, xp: Any, x: Any, weight: Any, bias: Any, state
 
 
 def _final_states(problem: CausalConv1d, xp: Any, x: Any, states: Any, places: _Places) -> Any:
-    """The last W-1 samples of (initial state, sequence), element by element copies."""
+    """The last W-1 samples of (initial state, sequence), both given as bits."""
     _, channels, time = problem.extents
     lanes, count = problem.width - 1, problem.sequence_count
     before = zeros(xp, (count, channels, lanes), x) if states is None else states

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudnn_fe.conv.causal_conv1d_update.kernel_spec import UpdateSpec
-from cudnn_fe.conv.operands import lie_whole, vector_length
+from cudnn_fe.conv.operands import MOST_COUNTED, lie_whole, vector_length
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.op import Kernel
 from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
@@ -20,7 +20,7 @@ _FEW_LANES = 16  # beyond these, a thread would not keep a vector's history in r
 
 def _refuse(problem: CausalConv1dUpdate, where: Device) -> str | None:
     rows, channels, slots, _ = problem.extents
-    large = max(rows * channels, slots * channels) >= 2**31
+    large = max(rows, slots) * channels > MOST_COUNTED
     return portable_refusal(problem, where) or (
         "it counts channels of all rows and slots in 32 bits" if large else None
     )

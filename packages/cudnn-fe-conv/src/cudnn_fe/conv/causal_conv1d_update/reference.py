@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.conv.arrays import activate, arange, astype, zeros
+from cudnn_fe.conv.arrays import activate, arange, astype, bits_of, zeros
 from cudnn_fe.core.arrays import is_jax
 from cudnn_fe.core.errors import OptionError
 
@@ -42,15 +42,21 @@ def causal_conv1d_update(
         _check_slots(slot, slots)
     active = (slot >= 0) & (slot < slots)
     safe = xp.clip(slot, 0, max(slots - 1, 0))
-    held = xp.take(conv_state, safe, axis=0) if slots else zeros(xp, (rows, *conv_state.shape[1:]), x)
-    history, after = _shift(xp, held, x) if cache_seqlens is None else _ring(xp, held, x, cache_seqlens, problem.width)
-    y = astype(_filter(problem, xp, history, weight, bias), problem.x.dtype.name)
+    cache, newest = bits_of(xp, conv_state), bits_of(xp, x)
+    held = xp.take(cache, safe, axis=0) if slots else zeros(xp, (rows, *cache.shape[1:]), newest)
+    if cache_seqlens is None:
+        history, after = _shift(xp, held, newest)
+    else:
+        history, after = _ring(xp, held, newest, cache_seqlens, problem.width)
+    y = astype(_filter(problem, xp, history.view(x.dtype), weight, bias), problem.x.dtype.name)
     y = xp.where(active[:, None], y, zeros(xp, y.shape, y))
+    if not rows:
+        return y, conv_state
     # Which row, if any, writes each slot.
     writes = (slot[None, :] == arange(xp, slots, x)[:, None]) & active[None, :]
     row = xp.argmax(astype(writes, "int32"), axis=1)
     chosen = xp.any(writes, axis=1)[:, None, None]
-    return y, xp.where(chosen, xp.take(after, row, axis=0), conv_state)
+    return y, xp.where(chosen, xp.take(after, row, axis=0), cache).view(x.dtype)
 
 
 def _check_slots(slot: Any, slots: int) -> None:
@@ -86,7 +92,7 @@ def _ring(xp: Any, held: Any, x: Any, seen: Any, width: int) -> tuple[Any, Any]:
 
 
 def _only(xp: Any, masked: Any) -> Any:
-    """The one element along the last dim that is not masked with zero: adding zeros to it changes nothing."""
+    """The one integer along the last dim that is not masked with zero."""
     return astype(xp.sum(masked, axis=2), str(masked.dtype).removeprefix("torch."))[:, :, None]
 
 

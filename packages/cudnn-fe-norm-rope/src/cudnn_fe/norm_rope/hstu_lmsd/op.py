@@ -17,9 +17,10 @@ from cudnn_fe.core.require import (
     require_same_device,
     require_shape,
 )
-from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
+from cudnn_fe.core.targets import PORTABLE_TARGETS
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
 from cudnn_fe.norm_rope.hstu_lmsd.kernels import partials, specialise
+from cudnn_fe.norm_rope.limits import row_refusal
 
 __all__ = ["BACKWARD", "FORWARD", "LmsdBackward", "LmsdForward"]
 
@@ -229,7 +230,7 @@ FORWARD = Op(
         Kernel(
             backend="portable",
             module="cudnn_fe.norm_rope.hstu_lmsd.portable",
-            refuse=portable_refusal,
+            refuse=row_refusal,
             specialise=partial(specialise, backward=False),
             targets=PORTABLE_TARGETS,
             verified=("H200",),
@@ -291,7 +292,7 @@ BACKWARD = Op(
         Kernel(
             backend="portable",
             module="cudnn_fe.norm_rope.hstu_lmsd.portable_backward",
-            refuse=portable_refusal,
+            refuse=row_refusal,
             specialise=partial(specialise, backward=True),
             targets=PORTABLE_TARGETS,
             scratch=partials,

@@ -12,8 +12,9 @@ from cudnn_fe.core.errors import DTypeError, ShapeError, StrideError
 from cudnn_fe.core.op import Kernel, Op, Problem, TensorRule
 from cudnn_fe.core.require import require_contiguous, require_dtype, require_same_device
 from cudnn_fe.core.row_plan import RowPlan, access_bytes, row_plan
-from cudnn_fe.core.targets import PORTABLE_TARGETS, portable_refusal
+from cudnn_fe.core.targets import PORTABLE_TARGETS
 from cudnn_fe.core.tensor import TensorSpec, contiguous_strides
+from cudnn_fe.norm_rope.limits import row_refusal
 
 __all__ = ["BLOCK", "FORWARD", "OUTPUTS", "RmsNormSilu", "SiluSpec"]
 
@@ -139,7 +140,7 @@ FORWARD = Op(
         Kernel(
             backend="portable",
             module="cudnn_fe.norm_rope.rmsnorm_silu.portable",
-            refuse=portable_refusal,
+            refuse=row_refusal,
             specialise=_specialise,
             targets=PORTABLE_TARGETS,
             verified=("H200",),

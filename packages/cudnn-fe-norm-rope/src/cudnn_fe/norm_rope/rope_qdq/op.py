@@ -176,8 +176,8 @@ assert (x.astype(float) == 1.0).all()  # 272 / 256 lies halfway between 256 / 25
     notes=(
         "Combinations: FP4 in groups of 32 with power-of-two scales on (N, H, 128); FP8 likewise, and FP4 in groups of "
         "16 with E4M3 scales, on (..., 512).",
-        "Bit for bit the same everywhere; signed zeros stay. NaN, infinities and positions outside the cache are the "
-        "caller's to avoid.",
+        "Bit for bit the same everywhere; signed zeros stay. On a CPU, XLA takes subnormals for zeros. NaN, infinities "
+        "and positions outside the cache are the caller's to avoid.",
     ),
     results=("out",),
     autocast=False,

@@ -145,7 +145,8 @@ assert out[0, 64:66].astype(float).tolist() == [0.0, 2.0]  # a quarter turn
     source="RoFormer (Su et al., arXiv:2104.09864), on adjacent pairs.",
     notes=(
         "Each result is one fused multiply-add over one rounded product, then one rounding to bfloat16: "
-        "`fma(a, c, -rn(b s))` and `fma(b, c, rn(a s))`. Bit for bit the same everywhere, subnormal products aside.",
+        "`fma(a, c, -rn(b s))` and `fma(b, c, rn(a s))`. Bit for bit the same everywhere, subnormal products aside; "
+        "on a CPU, XLA takes every subnormal for zero.",
         "The gradient and the inverse are the same call with the sine negated.",
     ),
     results=("out",),

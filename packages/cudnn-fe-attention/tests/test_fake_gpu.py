@@ -23,7 +23,8 @@ def pretended(x: Any) -> Any:
 @torch.no_grad()
 def test_definition(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's tensors meet no CPU's, and a graph can hold the call."""
-    original, found = Op.run_reference, []
+    original = Op.run_reference
+    found: list[torch.Tensor] = []
 
     def run(self: Op, problem: Any, xp: Any, *arguments: Any) -> Any:
         if self.name == name:

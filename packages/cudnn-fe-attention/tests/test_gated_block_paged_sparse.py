@@ -15,8 +15,9 @@ from cudnn_fe import attention
 from cudnn_fe.attention.gated_block import declarations, legacy_forward
 from cudnn_fe_testkit.attention import attention_tolerance
 from cudnn_fe_testkit.compare import assert_close, to_float64
-from cudnn_fe_testkit.gated_block import NAMES, block_operands, exact_masked_block, indexer_lists
-from cudnn_fe_testkit.inputs import Framework, convert, normal
+from cudnn_fe_testkit.gated_block import exact_masked_block, indexer_lists
+from cudnn_fe_testkit.gated_block_served import CAPACITY, LENGTHS, NORMS, PAGES, RINGS, Server
+from cudnn_fe_testkit.inputs import Framework
 
 # Arguments are spread from lists and tables here, which the type checker cannot count.
 served: Any = attention.gated_attention_block_paged_sparse_forward
@@ -31,74 +32,7 @@ G = Geometry(
 INDEXER = declarations.QsaSpec(top_k=4, index_source="indexer", index_band=True, index_heads=2, index_head_dim=64)
 GI = replace(G, qsa=INDEXER)
 BAND = replace(G, qsa=declarations.QsaSpec(top_k=4, index_band=True, index_heads=2, index_head_dim=64))
-LENGTHS = (33, 45)  # of two sequences
-PAGES = np.asarray([[3, 1, 7], [0, 5, 6]], np.int32)  # in no order
-RINGS, CAPACITY = np.asarray([[2], [0]], np.int32), 11
 TOLERANCE = attention_tolerance("float32", 4, 4 * 128)
-NORMS = normal((64,), seed=40), normal((64,), seed=41)
-BY_TOKEN = ("h", "cos", "sin")
-
-
-class Server:
-    """Two sequences, their pages and rings, full of NaN at first, and calls over parts of them."""
-
-    def __init__(self, g: Any, framework: Framework, kind: str = "float32", pool_kind: Any = None) -> None:
-        self.g, self.framework = g, framework
-        self.given = block_operands(g, kind, (sum(LENGTHS),))
-        self.start = (0, LENGTHS[0])
-        held = normal((1,), kind).dtype
-        made = np.full((8, g.h_kv, 16, g.d_head), np.nan, np.float32).astype(pool_kind or held)
-        self.caches: dict[str, Any] = {n: self.as_given(made) for n in ("k_cache", "v_cache")}
-        self.more: dict[str, Any] = {}
-        if g.qsa.index_source == "indexer":
-            self.caches["index_kv_cache"] = self.as_given(np.full((8, 4, 1, 64), np.nan, np.float32).astype(held))
-            self.caches["index_state_cache"] = self.as_given(np.full((3, CAPACITY, 1, 64), np.nan).astype(held))
-            self.more = {
-                n: self.as_given(x.astype(held)) for n, x in zip(("w_iq_norm", "w_ik_norm"), NORMS, strict=True)
-            }
-
-    def as_given(self, x: Any) -> Any:
-        return convert(np.array(x, order="C"), self.framework)
-
-    def rows(self, spans: list[tuple[int, int, int]]) -> list[int]:
-        return [self.start[b] + i for b, first, end in spans for i in range(first, end)]
-
-    def operands(self, rows: list[int], batch: int) -> list[Any]:
-        found = {n: x[rows].reshape(batch, -1, x.shape[-1]) if n in BY_TOKEN else x for n, x in self.given.items()}
-        return [self.as_given(found[n]) for n in NAMES]
-
-    def slots(self, spans: list[tuple[int, int, int]]) -> Any:
-        places = [int(PAGES[b, i // 16]) * 16 + i % 16 for b, first, end in spans for i in range(first, end)]
-        return self.as_given(np.asarray(places, np.int32))
-
-    def position_tables(self) -> dict[str, Any]:
-        """Tables by place: those of the tokens, of each sequence's own."""
-        tables = {}
-        for name in ("cos", "sin"):
-            table = np.zeros((2, 48, self.g.rope_dim), self.given[name].dtype)
-            for b, length in enumerate(LENGTHS):
-                table[b, :length] = self.given[name][self.start[b] : self.start[b] + length]
-            tables[f"{name}_pos"] = self.as_given(table)
-        return tables
-
-    def run(self, spans: list[tuple[int, int, int]], paged: bool, **options: Any) -> Any:
-        """Tokens ``first .. end`` of sequences, each as many."""
-        operands = self.operands(self.rows(spans), len(spans))
-        more: dict[str, Any] = dict(self.more)
-        caches = dict(self.caches)
-        if paged:
-            order = [b for b, _, _ in spans]
-            more["block_table"] = self.as_given(PAGES[order])
-            more["kv_lens"] = self.as_given(np.asarray([end for _, _, end in spans], np.int32))
-            if self.g.qsa.index_source == "indexer":
-                more |= {"index_state_block_table": self.as_given(RINGS[order]), **self.position_tables()}
-        else:
-            caches = {n: caches[n] for n in ("k_cache", "v_cache")}
-        more |= options
-        source = "paged" if paged else "self"
-        result = served(*operands, self.g, slot_mapping=self.slots(spans), kv_source=source, **caches, **more)
-        self.caches |= {n: result[n] for n in caches}
-        return result
 
 
 def mask_of(lists: dict[int, set[int]], shared: dict[int, int] | None = None) -> torch.Tensor:
@@ -369,95 +303,3 @@ def test_classes_write_raw_keys_for_lists_of_the_caller() -> None:
         made.execute(*t, out, None, **given)
     with pytest.raises(TypeError, match="geometry: got type"):
         Fwd(*t, out, Geometry, paged_kv_page_size=16).check_support()
-
-
-CALLER: dict[str, Any] = {"block_ids": np.zeros((2, 4), np.int32)}
-STEPS = [(0, 0, 3), (1, 0, 3)]
-
-
-@pytest.mark.parametrize(
-    ("geometry", "change", "kind", "message"),
-    [
-        (G, {}, ValueError, "block_ids: got None, wanted lists"),
-        (G, {"block_ids": np.zeros((6, 4), np.int32)}, ValueError, r"block_ids: got \(6, 4\), wanted \(2, 4\)"),
-        (G, {**CALLER, "block_lens": np.zeros(6, np.int32)}, ValueError, "block_lens: got"),
-        (G, {**CALLER, "block_table": None}, ValueError, "block_table: got None"),
-        (G, {**CALLER, "kv_source": "pool"}, ValueError, "kv_source: got 'pool'"),
-        (G, {**CALLER, "seq_lens": np.zeros(2, np.int32)}, ValueError, "seq_lens: got a tensor"),
-        (
-            G,
-            {**CALLER, "index_kv_cache": np.zeros((8, 4, 1, 64), np.float32)},
-            ValueError,
-            "index_kv_cache: got a tensor",
-        ),
-        (G, {**CALLER, "w_iq_norm": np.zeros(64, np.float32)}, ValueError, "w_iq_norm: got a tensor"),
-        (G, {**CALLER, "cos": None}, ValueError, "sin: got one of cos and sin"),
-        (G, {**CALLER, "cos": None, "sin": None}, ValueError, "cos_pos: got None"),
-        (G, {**CALLER, "cos_pos": np.zeros((1, 47, 12), np.float32)}, ValueError, r"cos_pos: got \(1, 47, 12\)"),
-        (G, {**CALLER, "cos_pos": np.zeros((1, 48, 12), np.float16)}, TypeError, "cos_pos: got float16"),
-        (replace(G, causal_bottom_right=False), CALLER, ValueError, "causal_bottom_right: got False"),
-        (replace(G, qsa=None), CALLER, NotImplementedError, "qsa: got None"),
-        (
-            replace(G, qsa=replace(G.qsa, index_list_form="per_row")),
-            CALLER,
-            ValueError,
-            r"block_ids: got \(2, 4\), wanted \(6, 4\)",
-        ),
-        (GI, {"block_ids": np.zeros((2, 4), np.int32)}, ValueError, "block_ids: got a tensor"),
-        (GI, {"index_kv_cache": None}, ValueError, "index_kv_cache: got None"),
-        (GI, {"index_kv_cache": np.zeros((8, 16, 1, 64), np.float32)}, ValueError, "index_kv_cache: got"),
-        (GI, {"index_kv_cache": np.zeros((8, 4, 1, 64), np.float16)}, TypeError, "index_kv_cache: got float16"),
-        (GI, {"index_state_cache": np.zeros((3, 5, 1, 64), np.float32)}, ValueError, r"index_state_cache: got \(3, 5,"),
-        (GI, {"index_state_cache": np.zeros((3, 9, 1, 64), np.float16)}, TypeError, "index_state_cache: got float16"),
-        (GI, {"index_state_block_table": np.zeros((2, 2), np.int32)}, ValueError, "index_state_block_table: got"),
-        (GI, {"index_state_slot_mapping": np.zeros(6, np.int64)}, TypeError, "index_state_slot_mapping: got int64"),
-        (GI, {"index_state_slot_mapping": np.zeros(5, np.int32)}, ValueError, "index_state_slot_mapping: got"),
-        (GI, {"sin_pos": None}, ValueError, "sin_pos: got None"),
-        (GI, {"w_ik_norm": None}, ValueError, "w_ik_norm: got None"),
-        (replace(GI, qsa=replace(INDEXER, index_list_form="shared")), {}, NotImplementedError, "index_list_form: got"),
-        (GI, {"kv_source": "self"}, ValueError, "block_table: got a tensor, wanted None with kv_source 'self'"),
-    ],
-)
-def test_refusals(geometry: Any, change: dict[str, Any], kind: type[Exception], message: str) -> None:
-    server = Server(GI if geometry.qsa is not None and geometry.qsa.index_band else G, "numpy")
-    server.g = geometry if geometry.qsa is not None else G
-    call: dict[str, Any] = dict(zip(NAMES, server.operands(server.rows(STEPS), 2), strict=True))
-    call |= {**server.caches, **server.more, "slot_mapping": server.slots(STEPS), "kv_source": "paged"}
-    call |= {"block_table": PAGES, "kv_lens": np.full(2, 3, np.int32)}
-    if server.more:
-        call |= {"index_state_block_table": RINGS, **server.position_tables()}
-    with pytest.raises(kind, match=message):
-        served(**{**call, "geometry": geometry, **change})
-
-
-@pytest.mark.parametrize(
-    ("steps", "geometry", "kind"),
-    [(5, G, "float32"), (5, G, "bfloat16"), (3, G, "float32"), (3, GI, "bfloat16")],
-)
-def test_fp8_pools_that_are_refused(steps: int, geometry: Any, kind: str) -> None:
-    server = Server(geometry, "numpy", kind, ml_dtypes.float8_e4m3fn)
-    part = [(0, 0, steps), (1, 0, steps)]
-    lists = {} if geometry is GI else {"block_ids": np.zeros((2 if steps < 5 else 2 * steps, 4), np.int32)}
-    scale = np.ones(1, np.float32)
-    with pytest.raises(NotImplementedError, match="kv_cache_dtype: got float8_e4m3fn"):
-        server.run(part, True, k_scale=scale, v_scale=scale, **lists)
-
-
-def test_packed_steps_and_long_shared_lists_are_refused() -> None:
-    server = Server(G, "numpy")
-    rows = server.rows(STEPS)
-    operands = [x.reshape(6, -1) if n in BY_TOKEN else x for n, x in zip(NAMES, server.operands(rows, 2), strict=True)]
-    given = {**server.caches, "slot_mapping": server.slots(STEPS), "block_table": PAGES}
-    lengths = np.full(2, 3, np.int32)
-    with pytest.raises(NotImplementedError, match="h: got packed tokens"):
-        served(*operands, G, **given, kv_lens=lengths, seq_lens=lengths, thd=True, kv_source="paged", **CALLER)
-    server.g = replace(G, qsa=replace(G.qsa, index_list_form="shared"))
-    with pytest.raises(NotImplementedError, match="index_list_form: got 'shared' of 5 tokens"):
-        server.run([(0, 0, 5), (1, 0, 5)], True, **CALLER)
-
-
-def test_envelopes() -> None:
-    envelope = Fwd.serving_envelope(G, torch.bfloat16, "cuda")
-    assert envelope.served
-    assert envelope.decode.served
-    assert not envelope.extend.served

@@ -72,7 +72,8 @@ NOTES = (
     "torch.compile; empty sequences; float32 taps beside any half-precision x; empty B and T; "
     'JAX and NumPy arrays; `layout="BTD"`.',
     "Offsets that do not run from 0 to T without decreasing raise on the CPU; on a GPU they trap, which ends the "
-    "process's use of the device, and no memory outside the operands is touched.",
+    "process's use of the device, and no memory outside the operands is touched. JAX reads no values: on a CPU such "
+    "offsets give results without meaning there.",
     'Under JAX, arrays are row-major: give channels-last samples as (B, T, D) with `layout="BTD"`, and they are read '
     "without a transposed copy.",
 )

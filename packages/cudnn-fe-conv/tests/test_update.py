@@ -127,7 +127,8 @@ def test_jax_leaves_rows_without_a_slot_out() -> None:
     import jax.numpy as jnp
 
     x, state, weight, _ = (t.numpy() for t in operands(4, 5, 4, 3, 3))
-    slots, given = np.array([2, 3, -2, 2], np.int32), [jnp.asarray(array) for array in (x, state, weight)]
+    slots = np.array([2, 3, -2, 2], np.int32)
+    given: Any = [jnp.asarray(array) for array in (x, state, weight)]
     y, after = causal_conv1d_update(*given, conv_state_indices=jnp.asarray(slots))
     assert not np.asarray(y)[1:3].any()
     wanted = state.copy()

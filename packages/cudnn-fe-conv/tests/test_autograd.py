@@ -67,12 +67,13 @@ def test_the_callers_buffer_carries_the_gradient() -> None:
     assert torch.equal(x.grad, wanted)
 
 
-@pytest.mark.parametrize("states", [False, True])
-def test_torch_compile_takes_the_whole_graph(states: bool) -> None:
-    case = make_case(2, 4, 9, 4, initial=states)
+@pytest.mark.parametrize(("states", "lengths"), [(False, None), (True, None), (False, LENGTHS), (True, LENGTHS)])
+def test_torch_compile_takes_the_whole_graph(states: bool, lengths: tuple[int, ...] | None) -> None:
+    case = make_case(1 if lengths else 2, 4, 9, 4, initial=states, lengths=lengths)
+    given = {"cu_seqlens": case.cu_seqlens, "initial_states": case.initial}
 
     def layer(x: Any, weight: Any) -> Any:
-        out = causal_conv1d(x * 2, weight, case.bias, "silu", initial_states=case.initial, return_final_states=states)
+        out = causal_conv1d(x * 2, weight, case.bias, "silu", return_final_states=states, **given)
         return out[0].sum() + out[1].square().sum() if states else out.sum()
 
     results = []
@@ -105,12 +106,15 @@ def test_torch_compile_fills_the_callers_buffer() -> None:
         torch.compile(layer, fullgraph=True, backend="aot_eager")(case.x, torch.zeros(2, 2, 3, 3))
 
 
-def test_torch_compile_updates_the_state_in_place() -> None:
+@pytest.mark.parametrize("ring", [False, True])
+def test_torch_compile_updates_the_state_in_place(ring: bool) -> None:
     case = make_case(1, 4, 1, 4)
     x, state = torch.randn(3, 4), torch.randn(5, 4, 3)
+    slots, seen = torch.tensor([4, -1, 0], dtype=torch.int32), torch.tensor([3, 9, 7], dtype=torch.int32)
+    given: Any = {"conv_state_indices": slots, "cache_seqlens": seen} if ring else {}
 
     def step(x: Any, state: Any) -> Any:
-        return causal_conv1d_update(x, state, case.weight, case.bias, "silu") + 1
+        return causal_conv1d_update(x, state, case.weight, case.bias, "silu", **given) + 1
 
     graphs = []
 

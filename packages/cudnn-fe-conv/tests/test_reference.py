@@ -147,6 +147,26 @@ def test_nan_reaches_exactly_what_depends_on_it() -> None:
     case.x[0, 1, 4] = torch.nan
     y = causal_conv1d(case.x, case.weight, case.bias, "silu", cu_seqlens=case.cu_seqlens)
     assert torch.isnan(y).nonzero().tolist() == [[0, 1, 4], [0, 1, 5]]
+    operands = (torch.ones_like(y), case.x, case.weight, case.bias, "silu")
+    got = causal_conv1d_backward(*operands, cu_seqlens=case.cu_seqlens)
+    assert torch.isnan(got["dx"]).nonzero().tolist() == [[0, 1, t] for t in range(1, 6)]
+    assert torch.isnan(got["dweight"]).any(dim=1).tolist() == torch.isnan(got["dbias"]).tolist() == [False, True]
+
+
+def test_nan_in_a_state_reaches_exactly_what_depends_on_it() -> None:
+    case = make_case(1, 2, 0, 4, lengths=(2, 6), initial=True)
+    case.initial[1, 0, 1] = torch.nan  # two tokens before the second sequence's first
+    given = {"cu_seqlens": case.cu_seqlens, "initial_states": case.initial}
+    y, final = causal_conv1d(case.x, case.weight, case.bias, "silu", return_final_states=True, **given)
+    assert torch.isnan(y).nonzero().tolist() == [[0, 0, 2], [0, 0, 3]]
+    assert not torch.isnan(final).any()
+    d_final = torch.zeros_like(final)
+    d_final[0, 1, 1] = torch.nan  # the first sequence's first token
+    d_final[0, 1, 0] = torch.nan  # its initial state's last lane
+    operands = (torch.ones_like(y), case.x, case.weight, case.bias)
+    got = causal_conv1d_backward(*operands, d_final_states=d_final, **given)
+    assert torch.isnan(got["dx"]).nonzero().tolist() == [[0, 1, 0]]
+    assert torch.isnan(got["d_initial_states"]).nonzero().tolist() == [[0, 1, 2]]
 
 
 def gradients_of(case: Case, silu: bool, dy: Any, d_final: Any) -> list[Any]:

@@ -123,6 +123,19 @@ def test_numpy_and_jax() -> None:
     assert np.array_equal(np.asarray(state_jax), state)
 
 
+def test_jax_leaves_rows_without_a_slot_out() -> None:
+    import jax.numpy as jnp
+
+    x, state, weight, _ = (t.numpy() for t in operands(4, 5, 4, 3, 3))
+    slots = np.array([2, 3, -2, 2], np.int32)
+    given: Any = [jnp.asarray(array) for array in (x, state, weight)]
+    y, after = causal_conv1d_update(*given, conv_state_indices=jnp.asarray(slots))
+    assert not np.asarray(y)[1:3].any()
+    wanted = state.copy()
+    wanted[2] = np.concatenate([state[2, :, 1:], x[0, :, None]], axis=1)
+    assert np.array_equal(np.asarray(after), wanted)
+
+
 def test_refusals() -> None:
     x, state, weight, bias = operands(3, 5, 4, 3, 4)
     with pytest.raises(OptionError, match="activation: got 'gelu'"):

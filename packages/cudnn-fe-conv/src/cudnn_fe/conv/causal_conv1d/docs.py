@@ -64,15 +64,17 @@ torch.testing.assert_close(torch.cat([prompt, torch.stack(steps, dim=1)], dim=1)
 """
 
 NOTES = (
-    "Sums of the bias and the taps, oldest first, are float32 (float64 for float64); one rounding at the end. Final "
-    "states are copies, bit for bit. SiLU is `z * sigmoid(z)`; minus infinity gives NaN.",
+    "Sums are float32 (float64 for float64), the oldest tap first; the definition adds the bias last, the kernels "
+    "begin with it; one rounding at the end. Final states are copies, bit for bit. SiLU is `z * sigmoid(z)`; minus "
+    "infinity gives NaN.",
     "Gradients, those of weight and bias included, are bit-equal from run to run: fixed-order sums, no atomics. The "
     "gradient of a final state is added to dx before its one rounding.",
     "Accepted beyond the vendor: states and packed sequences with any activation, width and dtype, and under "
     "torch.compile; empty sequences; float32 taps beside any half-precision x; empty B and T; "
     'JAX and NumPy arrays; `layout="BTD"`.',
     "Offsets that do not run from 0 to T without decreasing raise on the CPU; on a GPU they trap, which ends the "
-    "process's use of the device, and no memory outside the operands is touched.",
+    "process's use of the device, and no memory outside the operands is touched. JAX reads no values: on a CPU such "
+    "offsets give results without meaning there.",
     'Under JAX, arrays are row-major: give channels-last samples as (B, T, D) with `layout="BTD"`, and they are read '
     "without a transposed copy.",
 )

@@ -172,7 +172,8 @@ UPDATE = Op(
         "A row whose index is -1 gives zeros and touches no state. Indices below -1 or from S on, and one slot named "
         "twice, raise on the CPU; on a GPU they trap, which ends the process's use of the device, and no other slot is "
         "touched.",
-        "JAX arrays do not change: there the call returns `(output, conv_state)`.",
+        "JAX arrays do not change: there the call returns `(output, conv_state)`. JAX reads no values: on a CPU, a row "
+        "without a slot is left out there, and of rows that name one slot the first one's state is kept.",
         "No derivative: operands that require a gradient raise unless gradients are off.",
         "Accepted beyond the vendor: every float dtype, widths and lanes of any size, circular caches, any strides, "
         "CPU tensors, JAX and NumPy arrays.",

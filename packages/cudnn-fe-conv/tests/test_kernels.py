@@ -22,15 +22,15 @@ from cudnn_fe_testkit.causal_conv import LENGTHS, make_case
 H200 = Device("cuda:0", (9, 0), 132, "H200")
 
 
-def problem_of(op: Op, width: int = 4, kind: str = "bfloat16", **how: Any) -> Any:
-    """A problem with every optional operand, so that every branch of a kernel is compiled."""
+def problem_of(op: Op, width: int = 4, kind: str = "bfloat16", states: bool = True, **how: Any) -> Any:
+    """A problem with every optional operand, so that every branch of a kernel is compiled; or without states."""
     if op is UPDATE:
         x, state = torch.zeros(3, 64).to(torch.bfloat16), torch.zeros(4, 64, width).to(torch.bfloat16)
         taps, slots = torch.zeros(64, width).to(torch.bfloat16), torch.zeros(3, dtype=torch.int32)
         return bind_operands(op, (x, state, taps, taps[:, 0], slots, slots), {"activation": "silu"})
-    case = make_case(1, 64, 0, width, kind, lengths=(*LENGTHS, 3), initial=True, **how)
+    case = make_case(1, 64, 0, width, kind, lengths=(*LENGTHS, 3), initial=states, **how)
     operands: Any = (case.x, case.weight, case.bias, case.cu_seqlens, case.initial)
-    options = {"activation": "silu", "layout": "BDT", "return_final_states": True}
+    options = {"activation": "silu", "layout": "BDT", "return_final_states": states}
     if op is BACKWARD:
         options.pop("return_final_states")
         operands += (case.x, case.initial)
@@ -50,6 +50,14 @@ def test_kernels_compile_for_each_architecture(op: Op, width: int, channels_last
     kernel = next(kernel for kernel in op.kernels if kernel.refuse(problem, H200) is None)
     assert target in kernel.targets
     assert callable(compile_now(kernel.module, kernel.specialise(problem, H200), target))
+
+
+@pytest.mark.parametrize("target", FORWARD.kernels[0].targets)
+@pytest.mark.parametrize("op", [FORWARD, BACKWARD])
+def test_bits_of_packed_sequences_compile_for_each_architecture(op: Op, target: str) -> None:
+    spec: Any = op.kernels[0].specialise(problem_of(op, states=False), H200)
+    assert spec.marked
+    assert callable(compile_now(op.kernels[0].module, spec, target))
 
 
 @pytest.mark.parametrize("op", [FORWARD, BACKWARD])

@@ -152,3 +152,18 @@ def test_alpha_of_zero_and_infinity() -> None:
     assert out["amax_tensor"].item() == np.inf
     y[5, 3] = 0  # infinity times 0
     assert np.isnan(gemm.gemm_amax_forward(x, y, sfa, sfb)["c_tensor"]).ravel().nonzero()[0].tolist() == [5]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_nan_reaches_amax(framework: str) -> None:
+    case = Case("mxfp8_e4m3", batch=1, n=64)
+    case.a[3, 5] = 0x7F
+    out = gemm.gemm_amax_forward(*case.operands(framework))
+    assert np.isnan(numbers(out["c_tensor"])).sum() == 64
+    assert np.isnan(out["amax_tensor"].item())
+    case = Case("nvfp4", batch=1, n=64)
+    case.prob[3] = np.nan
+    for name, more in (("forward", ()), ("backward", (wrap(framework, case.upstream),))):
+        a, b, *scales = case.operands(framework)
+        found = getattr(gemm, f"gemm_srelu_{name}")(a, b, *more, *scales, wrap(framework, case.prob))
+        assert np.isnan(numbers(found["amax_tensor"])).all()

@@ -257,3 +257,17 @@ def test_infinity_saturates_and_flushes_its_block(framework: str) -> None:
     y = numbers(half["d_tensor"])[3]
     assert np.isnan(y[zero]).all()
     assert np.array_equal(y[~zero], np.sign(s[3][~zero]) * np.inf)
+
+
+@frameworks
+def test_nan_reaches_its_expert_s_amax(framework: str) -> None:
+    case = Case("nvfp4", 64)
+    case.prob[50] = np.nan  # a row of the last expert
+    v = case.wrapped(framework)
+    for name in ("glu", "srelu", "quant"):
+        found = numbers(getattr(grouped, f"grouped_gemm_{name}_forward")(**v)["amax_tensor"])
+        assert np.isnan(found)[:, 0].tolist() == [False, False, True], name
+    back = grouped.grouped_gemm_swiglu_backward(**v, c_tensor=wrap(framework, kept(case, 128)), beta_tensor=None)
+    assert np.isnan(numbers(back["amax_tensor"]))[..., 0].tolist() == [[False] * 2, [False] * 2, [True] * 2]
+    back = grouped.grouped_gemm_srelu_backward(**v, c_tensor=wrap(framework, kept(case, 64)))
+    assert np.isnan(numbers(back["amax_tensor"]))[:, 0].tolist() == [False, False, True]

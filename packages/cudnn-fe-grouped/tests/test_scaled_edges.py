@@ -271,3 +271,26 @@ def test_nan_reaches_its_expert_s_amax(framework: str) -> None:
     assert np.isnan(numbers(back["amax_tensor"]))[..., 0].tolist() == [[False] * 2, [False] * 2, [True] * 2]
     back = grouped.grouped_gemm_srelu_backward(**v, c_tensor=wrap(framework, kept(case, 64)))
     assert np.isnan(numbers(back["amax_tensor"]))[:, 0].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("name", ["grouped_gemm_srelu_backward", "discrete_grouped_gemm_swiglu_backward"])
+def test_dprob_is_added_to_the_buffer(framework: str, name: str) -> None:
+    case = Case("mxfp8_e4m3", 64)
+    v, owned = case.wrapped(framework), [[x.copy() for x in group] for group in (case.b, case.sfb)]
+    v["c_tensor"] = wrap(framework, kept(case, 64 if "srelu" in name else 128))
+    if "discrete" in name:
+        pointers = [wrap(framework, np.asarray([x.ctypes.data for x in group])) for group in owned]
+        v |= {"b_ptrs": pointers[0], "sfb_ptrs": pointers[1], "n": 64, "b_dtype": "float8_e4m3fn"}
+        v["beta_tensor"] = wrap(framework, case.beta)
+        del v["b_tensor"], v["sfb_tensor"]
+
+    def from_(start: float) -> Any:
+        buffer = wrap(framework, np.full(case.m, start, np.float32))
+        assert getattr(grouped, name)(**v, dprob_tensor=buffer, **FP8)["dprob_tensor"] is buffer
+        return np.asarray(buffer)
+
+    begun = from_(64.0)
+    assert np.array_equal(begun[case.inside], (64 + from_(0.0))[case.inside])
+    assert (begun[~case.inside] == 64).all()  # not written
+    del owned

@@ -11,7 +11,8 @@ import torch
 
 import cudnn_fe.grouped
 from cudnn_fe.grouped.classes import GroupedGemmWgradSm100
-from cudnn_fe_testkit.scaled_gemm import KINDS, wrap
+from cudnn_fe_testkit.moe import weight_gradients
+from cudnn_fe_testkit.scaled_gemm import KINDS, numbers, wrap
 from cudnn_fe_testkit.scaled_wgrad import WIDE, H, WgradCase
 
 grouped_gemm_wgrad_forward: Any = cudnn_fe.grouped.grouped_gemm_wgrad_forward  # operands are handed over as lists
@@ -70,6 +71,60 @@ def test_accumulates_and_writes_behind_addresses() -> None:
     )
     assert out["wgrad_tensor"] is None
     assert torch.equal(owned, plain + 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frameworks_agree_on_every_bit(kind: str) -> None:
+    """Of exact sums, in each type of results: rounded once."""
+    case = WgradCase(kind, whole=True)
+    case.ga[:], case.gb[:] = 0.5, [3, 0.25, -1.25]
+    exact = case.exact if not case.needs_global else weight_gradients(case.wide_a, case.wide_b, case.ends)
+    factor = (case.ga * case.gb)[:, None, None] if case.needs_global else 1
+    for dtype in ("float32", "float16", "bfloat16"):
+        wanted = (exact * factor).astype(np.float32).astype(getattr(ml_dtypes, dtype, dtype)).astype(np.float64)
+        for framework in ("numpy", "torch", "jax"):
+            a, b, *rest = case.operands(framework, "row column" if framework == "torch" else "row row")
+            if case.fp4 and framework != "torch":
+                b = wrap(framework, case.b) if framework == "jax" else case.b.T
+            options = case.options(framework) | {"wgrad_dtype": dtype}
+            call = grouped_gemm_wgrad_forward
+            if framework == "jax":
+                call = grouped_gemm_wgrad_jax_forward
+                rest, options["sfa_tensor"], options["sfb_tensor"] = rest[2:], *rest[:2]
+            assert np.array_equal(numbers(call(a, b, *rest, **options)["wgrad_tensor"]), wanted), (dtype, framework)
+
+
+def test_by_hand() -> None:
+    """Rows 1.5 and 2 of 128 tokens with scales 2 and 1/2, twice: 384 and, of the expert without tokens, 0."""
+    a, b = np.full((1, 256), 1.5, ml_dtypes.float8_e4m3fn), np.full((256, 1), 2.0, ml_dtypes.float8_e4m3fn)
+    sfa, sfb = (np.full(1024, x, ml_dtypes.float8_e8m0fnu) for x in (2.0, 0.5))
+    ends = np.asarray([128, 128, 256], np.int32)
+    factors = {"global_scale_a": np.asarray([1, 2, 0.5], np.float32), "global_scale_b": np.ones(3, np.float32)}
+    w = grouped_gemm_wgrad_forward(a, b, sfa, sfb, ends, sf_vec_size=32, **factors)["wgrad_tensor"]
+    assert w.astype(np.float32).ravel().tolist() == [384, 0, 192]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_nan_reaches_its_row_of_its_expert(framework: str) -> None:
+    case = WgradCase("mxfp8_e4m3")
+    case.a[5, 200] = 0x7F
+    case.a[:, 384:] = 0x7F  # past the last end
+    majors = "row row" if framework == "jax" else "row column"
+    w = grouped_gemm_wgrad_forward(*case.operands(framework, majors), **case.options(framework))["wgrad_tensor"]
+    bad = np.zeros((3, H, WIDE), bool)
+    bad[2, 5] = True
+    assert np.array_equal(np.isnan(numbers(w)), bad)
+
+
+def test_bfloat16_sums_round_before_they_are_added() -> None:
+    case = WgradCase("mxfp8_e4m3")
+    options = case.options("torch") | {"wgrad_dtype": "bfloat16"}
+    plain = grouped_gemm_wgrad_forward(*case.operands("torch"), **options)["wgrad_tensor"]
+    old = torch.full((3, H, WIDE), 3.0, dtype=torch.bfloat16)
+    grouped_gemm_wgrad_forward(*case.operands("torch"), wgrad_tensor=old, accumulate_on_output=True, **options)
+    assert torch.equal(old, (plain.float() + 3).bfloat16())
+    fresh = grouped_gemm_wgrad_forward(*case.operands("torch"), accumulate_on_output=True, **options)["wgrad_tensor"]
+    assert torch.equal(fresh, plain)  # added to zeros
 
 
 def test_class() -> None:

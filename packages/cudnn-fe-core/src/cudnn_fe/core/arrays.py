@@ -15,6 +15,7 @@ __all__ = [
     "hadamard",
     "is_jax",
     "matmul",
+    "maximum_of",
     "rounded",
     "sigmoid",
 ]
@@ -67,6 +68,17 @@ def matmul(xp: Any, left: Any, right: Any) -> Any:
     # JAX multiplies them with fewer bits on some platforms unless told not to.
     options = {"precision": "highest"} if is_jax(xp) else {}
     return xp.matmul(left, right, **options)
+
+
+def maximum_of(xp: Any, x: Any, axis: int | None = None) -> Any:
+    """The largest of floats along an axis or of all, NaN if one is.
+
+    XLA's reductions of some thousand elements or more pass over NaN on a CPU.
+    """
+    found = xp.max(x) if axis is None else xp.max(x, axis=axis)
+    if not is_jax(xp):
+        return found
+    return xp.where(xp.any(xp.isnan(x), axis=axis), xp.full_like(found, xp.nan), found)
 
 
 def hadamard(xp: Any, x: Any) -> Any:

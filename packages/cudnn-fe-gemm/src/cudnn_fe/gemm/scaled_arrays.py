@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.core.arrays import cast
+from cudnn_fe.core.arrays import cast, maximum_of
 from cudnn_fe.core.block_scale import atom_view, dequantize, quantize, swizzle_scales, unswizzle_scales
 from cudnn_fe.core.codecs import from_codes, unpack_fp4
 from cudnn_fe.gemm.arrays import batched_product
@@ -37,7 +37,7 @@ def largest(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
     """``max |x|`` of all elements, NaN if one is, minus infinity if there is none."""
     if 0 in x.shape:
         return xp.reshape(xp.sum(x) - xp.inf, shape)
-    return xp.reshape(xp.max(xp.abs(x)), shape)
+    return xp.reshape(maximum_of(xp, xp.abs(x)), shape)
 
 
 def finished(problem: QuantisingProblem, xp: Any, y: Any, norm_const: Any) -> tuple[Any, Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.core.arrays import astype, cast, hadamard, matmul, rounded
+from cudnn_fe.core.arrays import astype, cast, hadamard, matmul, maximum_of, rounded
 from cudnn_fe.grouped.groups import groups_of, keep, packed_rows
 from cudnn_fe.grouped.scaled.pieces import ends_of, largest, largest_block, nothing
 from cudnn_fe.grouped.scaled.reference import activated, pre_activation
@@ -64,7 +64,7 @@ def glu_hadamard(
         z = hadamard(xp, blocks)
     else:
         z = matmul(xp, blocks, xp.permute_dims(rounded(astype(matrix, "float32"), "bfloat16"), (1, 0)))
-    most = largest_block(xp, fine, xp.max(xp.max(xp.abs(z), axis=2), axis=1), 0.0)
+    most = largest_block(xp, fine, maximum_of(xp, maximum_of(xp, xp.abs(z), 2), 1), 0.0)
     return (
         cast(x, problem.c_dtype or "bfloat16"),
         d,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudnn_fe.core.arrays import astype, cast, hadamard, is_jax, rounded, sigmoid
+from cudnn_fe.core.arrays import astype, cast, hadamard, is_jax, maximum_of, rounded, sigmoid
 from cudnn_fe.core.block_scale import NVFP4, BlockFormat, quantize, swizzle_scales
 from cudnn_fe.core.codecs import E2M1, E4M3, decode, encode, format_of, from_codes, pack_fp4
 from cudnn_fe.core.pairs import split_pairs
@@ -130,7 +130,7 @@ def _columns(
     blocks, fine = blocks_of_rows(xp, ends, d)
     z = _transformed(xp, blocks)  # (blocks, W, 16)
     inverse = float(np.float32(1.0) / np.float32(norm))
-    wanted = xp.max(xp.abs(z), axis=2) * float(np.float32(norm) * np.float32(1.0 / 6.0))
+    wanted = maximum_of(xp, xp.abs(z), 2) * float(np.float32(norm) * np.float32(1.0 / 6.0))
     codes = encode(wanted, E4M3)
     scale = decode(codes, E4M3) * inverse
     factor = xp.where(scale == 0, xp.zeros_like(scale) + _LARGEST, 1.0 / xp.where(scale == 0, 1.0 + scale, scale))

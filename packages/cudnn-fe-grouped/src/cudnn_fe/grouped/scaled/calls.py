@@ -181,7 +181,8 @@ def run_backward(
     if dprob is not None:
         formed["dprob_tensor"] = dprob
     elif keep_dprob:
-        formed["dprob_tensor"] = in_form(found["dprob_tensor"], rows.a.ndim if rows.prob is None else rows.prob.ndim)
+        rank = rows.prob.ndim if rows.prob is not None else 3 if rows.a.ndim == 3 else 1
+        formed["dprob_tensor"] = in_form(found["dprob_tensor"], rank)
     return TupleDict(**formed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.core.arrays import astype, cast, is_jax
+from cudnn_fe.core.arrays import astype, cast, is_jax, maximum_of
 from cudnn_fe.core.block_scale import (
     BlockFormat,
     dequantize,
@@ -87,17 +87,17 @@ def rectified(xp: Any, x: Any) -> Any:
 def largest(xp: Any, groups: Groups, x: Any, start: float) -> Any:
     """(L,) float32: ``max |x|`` over each expert's rows and all columns, NaN if one is; ``start`` without rows."""
     blocks, height = groups.rows.shape
-    by_row = xp.max(xp.abs(x), axis=1)
+    by_row = maximum_of(xp, xp.abs(x), 1)
     placed = xp.reshape(xp.take(by_row, xp.reshape(groups.rows, (blocks * height,)), axis=0), (blocks, height))
     lowest = xp.zeros_like(placed) + start
-    return largest_block(xp, groups, xp.max(xp.where(groups.used, placed, lowest), axis=1), start)
+    return largest_block(xp, groups, maximum_of(xp, xp.where(groups.used, placed, lowest), 1), start)
 
 
 def largest_block(xp: Any, groups: Groups, by_block: Any, start: float) -> Any:
     """(L,): the largest value of each expert's blocks, or ``start``."""
     used, lowest = groups.used[:, 0], xp.zeros_like(by_block) + start
     own = xp.stack([(groups.expert == e) & used for e in range(groups.count)])
-    return xp.max(xp.where(own, by_block[None, :], lowest[None, :]), axis=1)
+    return maximum_of(xp, xp.where(own, by_block[None, :], lowest[None, :]), 1)
 
 
 def row_quantised(xp: Any, y: Any, kind: DType, norm: Any) -> tuple[Any, Any]:

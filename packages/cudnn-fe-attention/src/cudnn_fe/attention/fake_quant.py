@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_fe.attention.arrays import divide
+from cudnn_fe.core.arrays import maximum_of
 from cudnn_fe.core.codecs import decode, encode
 
 __all__ = ["nvfp4_values"]
@@ -29,7 +30,7 @@ def nvfp4_values(xp: Any, x: Any, *, reciprocal: bool = False) -> Any:
         zeros = xp.zeros_like(xp.concat([x[..., :1]] * missing, axis=-1))
         x = xp.concat((x, zeros), axis=-1)
     groups = xp.reshape(x, (*x.shape[:-1], x.shape[-1] // _BLOCK, _BLOCK))
-    amax = xp.max(xp.abs(groups), axis=-1, keepdims=True)
+    amax = maximum_of(xp, xp.abs(groups), -1)[..., None]
     amax = amax * _SIXTH if reciprocal else divide(xp, amax, _LARGEST)
     scales = decode(encode(xp.maximum(amax, xp.full_like(amax, _LEAST)), _SCALE), _SCALE)
     values = decode(encode(divide(xp, groups, scales), _CODE), _CODE) * scales

@@ -11,6 +11,7 @@ from typing import Any
 
 from cudnn_fe.attention.arrays import known_finite, product, round_through, take
 from cudnn_fe.attention.tiles import Tile, Visible, over_keys, over_queries
+from cudnn_fe.core.arrays import maximum_of
 
 __all__ = [
     "attend",
@@ -269,6 +270,6 @@ def largest_score_gradient(
         x = scores(xp, q, take(xp, k, tile.keys, 2))
         dp = scores(xp, take(xp, do, tile.queries, 2), take(xp, v, tile.keys, 2))
         ds = _gradient_weights(xp, x, dp, base, delta, scale, tile)[1]
-        return (xp.maximum(carry[0], xp.max(xp.abs(tile.only(xp, ds)), axis=-1)),)
+        return (xp.maximum(carry[0], maximum_of(xp, xp.abs(tile.only(xp, ds)), -1)),)
 
-    return xp.reshape(xp.max(over_queries(xp, q, k.shape[2], visible, start, add)[0]), (1,))
+    return xp.reshape(maximum_of(xp, over_queries(xp, q, k.shape[2], visible, start, add)[0]), (1,))

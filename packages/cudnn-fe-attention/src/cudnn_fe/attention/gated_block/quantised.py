@@ -9,6 +9,7 @@ from typing import Any
 from cudnn_fe.attention.arrays import astype, round_through, take, wide
 from cudnn_fe.attention.fake_quant import nvfp4_values
 from cudnn_fe.attention.sequences import rows_of
+from cudnn_fe.core.arrays import maximum_of
 from cudnn_fe.core.block_scale import MXFP4, MXFP8_E4M3, BlockFormat, dequantize, quantize, unswizzle_scales
 from cudnn_fe.core.codecs import decode, to_codes, unpack_fp4
 from cudnn_fe.core.codecs.bits import float32_bits
@@ -85,7 +86,7 @@ def along_tokens(xp: Any, x: Any, offsets: Any) -> Any:
 
 def step_below(xp: Any, x: Any, margin: int) -> tuple[Any, Any]:
     """``(scale, amax)`` (1,) of a tensor: the largest power of two that keeps ``x scale`` in E4M3, less a margin."""
-    amax = xp.reshape(xp.sum(x) if 0 in x.shape else xp.max(xp.abs(x)), (1,))
+    amax = xp.reshape(xp.sum(x) if 0 in x.shape else maximum_of(xp, xp.abs(x)), (1,))
     bits = float32_bits(xp, amax)
     above = astype((bits & _MANTISSA) > _LARGEST_MANTISSA, "int32")
     power = _LARGEST_EXPONENT - ((bits >> 23) - 127) - above - margin

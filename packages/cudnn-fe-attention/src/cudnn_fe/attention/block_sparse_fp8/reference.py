@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cudnn_fe.attention.arrays import divide, index_range, narrow, round_through, take, wide
 from cudnn_fe.attention.block_sparse.reference import visible_keys
 from cudnn_fe.attention.pieces import attend
+from cudnn_fe.core.arrays import maximum_of
 
 if TYPE_CHECKING:
     from cudnn_fe.attention.block_sparse_fp8.op import BlockSparseAttentionFp8
@@ -60,7 +61,7 @@ def _scale(xp: Any, amax: Any) -> Any:
 
 def _queries(xp: Any, q: Any) -> Any:
     """The values of E4M3 queries with a scale per row."""
-    scales = _scale(xp, xp.max(xp.abs(q), axis=-1, keepdims=True))
+    scales = _scale(xp, maximum_of(xp, xp.abs(q), axis=-1)[..., None])
     reciprocal = round_through(1.0 / round_through(scales, _IO), _IO)
     return round_through(round_through(q * reciprocal, _IO), _CODES) * scales
 
@@ -69,16 +70,16 @@ def _keys(xp: Any, k: Any) -> Any:
     """The values of E4M3 keys around their mean, with a scale per 16 tokens."""
     tokens = k.shape[2]
     centred = k - xp.sum(k, axis=2, keepdims=True) / tokens
-    rows = xp.max(xp.abs(centred), axis=-1)
+    rows = maximum_of(xp, xp.abs(centred), axis=-1)
     groups = -(-tokens // _TOKENS)
     # The last group repeats its last token, which no maximum notices.
     filled = take(xp, rows, index_range(xp, groups * _TOKENS, k), 2)
-    amax = xp.max(xp.reshape(filled, (*rows.shape[:2], groups, _TOKENS)), axis=-1)
+    amax = maximum_of(xp, xp.reshape(filled, (*rows.shape[:2], groups, _TOKENS)), axis=-1)
     scales = xp.repeat(_scale(xp, amax), _TOKENS, axis=2)[:, :, :tokens, None]
     return round_through(centred / scales, _CODES) * scales
 
 
 def _values(xp: Any, v: Any) -> tuple[Any, Any]:
     """E4M3 values, and their scales (1, H, 1, D)."""
-    scales = _scale(xp, xp.max(xp.max(xp.abs(v), axis=2, keepdims=True), axis=0, keepdims=True))
+    scales = _scale(xp, maximum_of(xp, maximum_of(xp, xp.abs(v), axis=2), axis=0)[None, :, None])
     return round_through(v * (1.0 / scales), _CODES), scales

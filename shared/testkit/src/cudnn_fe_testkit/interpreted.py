@@ -113,7 +113,7 @@ _KINDS = {
     torch.float8_e8m0fnu: (14, 8),
 }
 _CUDA = 2
-_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule = ctypes.PyDLL(None).PyCapsule_New  # a handle of our own: others declare ctypes.pythonapi's as they please
 _capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cudnn_fe.core.choose import REFERENCE, Choice
+from cudnn_fe.core.choose import Choice, choose
 from cudnn_fe.core.compile import compile_now
 from cudnn_fe.core.device import Device
 from cudnn_fe.core.op import Op, Problem
@@ -210,23 +210,13 @@ def interpreted(backend: str = "portable") -> Iterator[None]:
     """Calls on torch tensors of a CPU run the kernels of ``backend``, interpreted, as an H200 would choose them."""
     import cudnn_fe.core.torch as adapter
 
-    def choose(op: Op, problem: Problem, wanted: str | None = None) -> Choice:
-        if wanted == REFERENCE:
-            return Choice(REFERENCE)
-        reasons = []
-        for kernel in op.kernels:
-            if kernel.backend != backend:
-                continue
-            reason = kernel.refuse(problem, H200)
-            if reason is None:
-                return Choice(kernel.backend, kernel, kernel.specialise(problem, H200))
-            reasons.append(reason)
-        raise AssertionError(f"{op.name} has no {backend} kernel for this: {reasons}")
+    def choose_there(op: Op, problem: Problem, wanted: str | None = None) -> Choice:
+        return choose(op, problem, wanted or backend, on=H200)
 
     def compiled(module: str, spec: Hashable, arch: str) -> Callable[..., None]:
         return _function(module, spec, "sm_90a")
 
-    changed = {"choose": choose, "compiled": compiled, "current_device": lambda: -1}
+    changed = {"choose": choose_there, "compiled": compiled, "current_device": lambda: -1}
     before = {name: getattr(adapter, name) for name in changed}
     adapter.torch_op.cache_clear()
     for name, value in changed.items():

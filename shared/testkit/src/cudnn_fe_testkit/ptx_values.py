@@ -48,8 +48,8 @@ def immediate(text: str, kind: str) -> Any:
 def convert(value: Array, source: str, to: str, words: tuple[str, ...] = ()) -> Array:
     """``cvt``: numbers of one PTX type as another's; packed ones come and go as (2, M), the lower half first."""
     if source.removesuffix("x2") in _NARROW and source != "f16":
-        value = _unpacked(value, source)
-        source = "f32"
+        parts = unpacked(value, source.removesuffix("x2"))
+        value, source = parts if source.endswith("x2") else parts[0], "f64"
     if to.removesuffix("x2") in _NARROW and to != "f16":
         return _packed(value, to, words)
     if to == "tf32":  # halves go away from zero
@@ -59,17 +59,6 @@ def convert(value: Array, source: str, to: str, words: tuple[str, ...] = ()) -> 
     if kind_of(to).kind == "f" and "rz" in words:
         return _toward_zero(value, kind_of(to))
     return value.astype(kind_of(to))
-
-
-def _unpacked(value: Array, source: str) -> Array:
-    name = source.removesuffix("x2")
-    narrow = np.dtype(_NARROW[name])
-    raw = value
-    if name != source:
-        bits = 8 * narrow.itemsize
-        raw = np.stack([value & ((1 << bits) - 1), value >> bits]).astype(f"u{narrow.itemsize}")
-    numbers: Array = raw.view(narrow).astype(np.float32)
-    return numbers
 
 
 def _packed(value: Array, to: str, words: tuple[str, ...]) -> Array:
@@ -106,12 +95,12 @@ def _whole(value: Array, to: str, words: tuple[str, ...]) -> Array:
 
 
 def unpacked(register: Array, kind: str) -> Array:
-    """The elements of 32-bit registers, lowest first along a new first dim, in float64; TF32 has lost its last bits."""
+    """The elements of registers, lowest first along a new first dim, in float64; TF32 has lost its last bits."""
     if kind == "tf32":
         return (register & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)[None]
     narrow = np.dtype(_NARROW[kind])
-    bits = 8 * narrow.itemsize
-    parts = np.stack([register >> np.uint32(shift) for shift in range(0, 32, bits)]).astype(f"u{narrow.itemsize}")
+    whole, bits = 8 * register.itemsize, 8 * narrow.itemsize
+    parts = np.stack([register >> shift for shift in range(0, whole, bits)]).astype(f"u{narrow.itemsize}")
     numbers: Array = parts.view(narrow).astype(np.float64)
     return numbers
 

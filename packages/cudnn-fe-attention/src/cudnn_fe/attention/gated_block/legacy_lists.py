@@ -92,18 +92,21 @@ class ListForms(Block):
         workspace: Any,
         stream: Any,
     ) -> None:
-        if (buffers[1] is not None) != self._lse:
-            raise OptionError("lse", got="the opposite", wanted="what return_lse declared", remedy="declare it")
+        self._require_lse(buffers[1])
         raw = self.index_k_raw(workspace) if self.geometry.index_band else None
         results = sparse_forward((*operands, seq_lens, *lists), self.geometry, self._form, stream=stream)
         if raw is not None:
             deliver((results["index_k_raw"][:, None],), (raw,), ("workspace",), stream=stream)
-        names = ("out", "lse", *LISTS[4:])
-        for name, buffer in zip(names, buffers, strict=True):
+        self._deliver_lists(results, buffers, "None without an indexer", stream)
+
+    @staticmethod
+    def _deliver_lists(results: Any, buffers: tuple[Any, ...], absent: str, stream: Any) -> None:
+        """Fills the buffers that there are; ``absent`` says what a buffer of a result that is not there should be."""
+        for name, buffer in zip(("out", "lse", *LISTS[4:]), buffers, strict=True):
             if buffer is None:
                 continue
             if results[name] is None:
-                raise OptionError(name, got="a tensor", wanted="None without an indexer", remedy="leave it out")
+                raise OptionError(name, got="a tensor", wanted=absent, remedy="leave it out")
             room = buffer[:, : results[name].shape[1]] if name == "index_k_compressed" else buffer
             value = results[name].reshape(tuple(room.shape)) if name.startswith("block") else results[name]
             deliver((value,), (room,), (name,), stream=stream)

@@ -11,7 +11,6 @@ from cudnn_fe.attention.gated_block.paged_op import PAGED
 from cudnn_fe.attention.gated_block.paging import Paging
 from cudnn_fe.attention.operands import check_samples, deliver
 from cudnn_fe.core.choose import choose
-from cudnn_fe.core.errors import OptionError
 from cudnn_fe.core.tensor import TensorSpec
 
 __all__ = ["PAGES", "PageForms"]
@@ -43,8 +42,7 @@ class PageForms(ListForms):
         stream: Any,
     ) -> None:
         paging.check(pages["k_cache"], pages["v_cache"])
-        if (buffers[1] is not None) != self._lse:
-            raise OptionError("lse", got="the opposite", wanted="what return_lse declared", remedy="declare it")
+        self._require_lse(buffers[1])
         given = tuple(pages[name] for name in PAGES)
         results = paged_forward((*operands, seq_lens), given, self.geometry, self._form, paging.source, stream=stream)
         deliver((results["out"], results["lse"]), buffers, ("out", "lse"), stream=stream)

@@ -28,8 +28,7 @@ class RecordForms(Block):
             wanted = "a record in training" if self._training else "None without save_for_backward"
             raise OptionError("saved", got="the opposite", wanted=wanted, remedy="declare what is passed")
         if saved is None:
-            if (lse is not None) != self._lse:
-                raise OptionError("lse", got="the opposite", wanted="what return_lse declared", remedy="declare it")
+            self._require_lse(lse)
             return
         require_record(saved)
         rules = (

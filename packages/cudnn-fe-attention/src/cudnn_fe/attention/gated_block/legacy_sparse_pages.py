@@ -7,7 +7,6 @@ from typing import Any
 from array_api_compat import array_namespace
 
 from cudnn_fe.attention.gated_block.declarations import QsaSpec
-from cudnn_fe.attention.gated_block.legacy_lists import LISTS
 from cudnn_fe.attention.gated_block.legacy_pages import PAGES, PageForms
 from cudnn_fe.attention.gated_block.op import frozen
 from cudnn_fe.attention.gated_block.paged_op import KV_SOURCE_PAGED
@@ -112,18 +111,10 @@ class SparsePageForms(PageForms):
         if raw_pool is not None:
             pool = self._with_raw(raw_pool, pages["slot_mapping"], results["index_k_raw"])
             deliver((pool,), (raw_pool,), ("index_k_raw",), stream=stream)
-        for name, buffer in zip(("out", "lse", *LISTS[4:]), buffers, strict=True):
-            if buffer is None:
-                continue
-            if results[name] is None:
-                raise OptionError(name, got="a tensor", wanted="None in this form", remedy="leave it out")
-            room = buffer[:, : results[name].shape[1]] if name == "index_k_compressed" else buffer
-            value = results[name].reshape(tuple(room.shape)) if name.startswith("block") else results[name]
-            deliver((value,), (room,), (name,), stream=stream)
+        self._deliver_lists(results, buffers, "None in this form", stream)
 
     def _check_execution(self, operands: tuple[Any, ...], caches: dict[str, Any], buffers: tuple[Any, ...]) -> None:
-        if (buffers[1] is not None) != self._lse:
-            raise OptionError("lse", got="the opposite", wanted="what return_lse declared", remedy="declare it")
+        self._require_lse(buffers[1])
         for name, sample in self._cache_samples.items():
             found = None if caches[name] is None else spec_of(caches[name], name)
             if found is None or found.dtype != sample.dtype or found.shape[1:] != sample.shape[1:]:

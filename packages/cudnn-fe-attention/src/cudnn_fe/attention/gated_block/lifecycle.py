@@ -66,7 +66,12 @@ class Block:
         self.check_support()
         self._compiled = True
 
-    _workspace = 0
+    _workspace, _lse = 0, False
+
+    def _require_lse(self, lse: Any) -> None:
+        """Raises OptionError unless there is a buffer exactly where ``return_lse`` declared one."""
+        if (lse is not None) != self._lse:
+            raise OptionError("lse", got="the opposite", wanted="what return_lse declared", remedy="declare it")
 
     def get_workspace_size(self) -> int:
         """Bytes of the workspace that ``execute`` takes.

@@ -15,7 +15,7 @@ from cudnn_fe.core.errors import NotYetSupportedError, OptionTypeError
 from cudnn_fe.core.op import Op, Problem
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["FACTORS", "FORWARD", "PLAIN", "GatedAttentionBlock", "frozen", "thawed"]
+__all__ = ["FACTORS", "FORWARD", "PLAIN", "BlockProblem", "GatedAttentionBlock", "frozen", "thawed"]
 
 _SCALES = ("h_sf", "w_qkvg_sf", "w_o_sf")
 FACTORS = ("descale_h", "descale_w_qkvg", "descale_w_o", "scale_q", "scale_k", "scale_v", "scale_o")
@@ -48,8 +48,31 @@ def thawed(shape: tuple[Any, ...]) -> GatedAttentionBlockGeometry:
     return replace(GatedAttentionBlockGeometry(*dense), qsa=None if qsa is None else QsaSpec(*qsa))
 
 
+class BlockProblem(Problem):
+    """What the contracts of all forms of the block share."""
+
+    h: TensorSpec
+    shape: tuple[Any, ...]
+    form: str | None
+
+    @property
+    def geometry(self) -> GatedAttentionBlockGeometry:
+        """The block's geometry."""
+        return thawed(self.shape)
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Batches and tokens of each."""
+        return self.h.shape[0] if self.form is None else 1, self.h.shape[-2]
+
+    @property
+    def degenerate(self) -> bool:
+        """No tokens."""
+        return self.h.size == 0
+
+
 @dataclass(frozen=True)
-class GatedAttentionBlock(Problem):
+class GatedAttentionBlock(BlockProblem):
     """One forward call."""
 
     operands: ClassVar[tuple[str, ...]] = (*INPUTS, "seq_lens", *_SCALES)
@@ -102,16 +125,6 @@ class GatedAttentionBlock(Problem):
         return Formats(self.quant, self.w_fp4, self.o_fp4)
 
     @property
-    def geometry(self) -> GatedAttentionBlockGeometry:
-        """The block's geometry."""
-        return GatedAttentionBlockGeometry(*self.shape)
-
-    @property
-    def extents(self) -> tuple[int, int]:
-        """Batches and tokens of each."""
-        return self.h.shape[0] if self.form is None else 1, self.h.shape[-2]
-
-    @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The output and the log-sum-exp; in training the projection, O and the norms' reciprocal roots."""
         g, kind, statistics = self.geometry, self.cos.dtype, statistics_dtype(self.cos)
@@ -126,11 +139,6 @@ class GatedAttentionBlock(Problem):
         ]
         count = (6 if g.qk_norm else 4) if self.training else 2
         return tuple(compact(name, shape, dtype, self.device) for name, shape, dtype in rows[:count])
-
-    @property
-    def degenerate(self) -> bool:
-        """No tokens."""
-        return self.h.size == 0
 
     @property
     def flops(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from cudnn_fe.attention.gated_block.docs import BACKWARD_EXAMPLE, BACKWARD_NOTES, BACKWARD_TENSORS, SOURCE
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
-from cudnn_fe.attention.gated_block.op import FACTORS
+from cudnn_fe.attention.gated_block.op import FACTORS, BlockProblem
 from cudnn_fe.attention.gated_block.operands import (
     CODES,
     E2M1,
@@ -24,7 +24,7 @@ from cudnn_fe.attention.gated_block.operands import (
 from cudnn_fe.attention.operands import compact, require_flag, require_same_dtype, statistics_dtype
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
-from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.op import Op
 from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -191,7 +191,7 @@ def beside(
 
 
 @dataclass(frozen=True)
-class GatedAttentionBlockBackward(Problem):
+class GatedAttentionBlockBackward(BlockProblem):
     """One backward call."""
 
     operands: ClassVar[tuple[str, ...]] = ("dy", *INPUTS, *_RECORD, "seq_lens", *_SCALARS, *_TURNED)
@@ -260,11 +260,6 @@ class GatedAttentionBlockBackward(Problem):
         return cls(**bound, shape=tuple(options["shape"]), form=options["form"], needs=needs)
 
     @property
-    def geometry(self) -> GatedAttentionBlockGeometry:
-        """The block's geometry."""
-        return GatedAttentionBlockGeometry(*self.shape)
-
-    @property
     def formats(self) -> Formats:
         """How the operands are quantised."""
         return Formats(self.quant, self.w_fp4, self.o_fp4)
@@ -282,11 +277,6 @@ class GatedAttentionBlockBackward(Problem):
             ("quant_scalars", (len(SCALARS),), statistics, self.quant is not None),
         )
         return tuple(compact(name, shape, of, self.device) for name, shape, of, needed in rows if needed)
-
-    @property
-    def degenerate(self) -> bool:
-        """No tokens."""
-        return self.h.size == 0
 
     @property
     def flops(self) -> int:

@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Self
 
 from cudnn_fe.attention.gated_block.docs import INPUT_TENSORS, PAGED_EXAMPLE, PAGED_NOTES, PAGED_TENSORS, SOURCE
 from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
+from cudnn_fe.attention.gated_block.op import BlockProblem
 from cudnn_fe.attention.gated_block.operands import INPUTS, NORMS, Formats, require_block
 from cudnn_fe.attention.operands import compact, statistics_dtype
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
-from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.op import Op
 from cudnn_fe.core.require import require_dtype, require_one_of, require_rows, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -117,7 +118,7 @@ def _require_served(named: dict[str, TensorSpec | None], form: str | None) -> No
 
 
 @dataclass(frozen=True)
-class GatedAttentionBlockPaged(Problem):
+class GatedAttentionBlockPaged(BlockProblem):
     """One forward call over pages."""
 
     operands: ClassVar[tuple[str, ...]] = (*INPUTS, "seq_lens", *PAGES, *KEYS, *SCALES)
@@ -163,16 +164,6 @@ class GatedAttentionBlockPaged(Problem):
         return cls(**bound, shape=tuple(options["shape"]), form=form, source=source)
 
     @property
-    def geometry(self) -> GatedAttentionBlockGeometry:
-        """The block's geometry."""
-        return GatedAttentionBlockGeometry(*self.shape)
-
-    @property
-    def extents(self) -> tuple[int, int]:
-        """Batches and tokens of each."""
-        return self.h.shape[0] if self.form is None else 1, self.h.shape[-2]
-
-    @property
     def quant(self) -> str | None:
         """None: the operands are not quantised."""
         return None
@@ -187,11 +178,6 @@ class GatedAttentionBlockPaged(Problem):
             compact("lse", lse, statistics_dtype(self.h), self.device),
             *(compact(x.name, x.shape, x.dtype, self.device) for x in (self.k_cache, self.v_cache)),
         )
-
-    @property
-    def degenerate(self) -> bool:
-        """No tokens."""
-        return self.h.size == 0
 
     @property
     def flops(self) -> int:

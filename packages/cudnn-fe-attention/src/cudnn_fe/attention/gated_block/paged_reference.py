@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.attention.arrays import index_range, narrow, product, round_through, sigmoid, take, wide
+from cudnn_fe.attention.arrays import index_range, narrow, product, take, wide
 from cudnn_fe.attention.bands import places, within
-from cudnn_fe.attention.gated_block.reference import bands, batched, flat, prepared, sequences, tables, turned
+from cudnn_fe.attention.gated_block.reference import (
+    batched,
+    gated_output,
+    heads_of,
+    sequences,
+    tables,
+    turned,
+)
 from cudnn_fe.attention.pieces import attend, log_sum_exp
 from cudnn_fe.attention.rows import set_rows
 from cudnn_fe.attention.sequences import Rows, offsets_of, rows_of
@@ -64,22 +71,19 @@ def forward(
     g, io = problem.geometry, problem.cos.dtype.name
     cos, sin = tables(cos), tables(sin)
     x, visible, _ = sequences(problem, xp, wide(batched(h)), seq_lens)
-    cut = bands(xp, g, wide(narrow(product(xp, x, xp.matrix_transpose(wide(w_qkvg))), io)))
-    q, _ = prepared(xp, g, cut.q, w_q_norm, cos, sin, io)
-    k, _ = prepared(xp, g, cut.k, w_k_norm, cos, sin, io)
+    slab = wide(narrow(product(xp, x, xp.matrix_transpose(wide(w_qkvg))), io))
+    heads, _ = heads_of(xp, g, slab, (w_q_norm, w_k_norm), (cos, sin), io)
     k_cache, v_cache = (
         written(xp, pool, slot_mapping, rows, scale)
-        for pool, rows, scale in ((k_cache, k, k_scale), (v_cache, cut.v, v_scale))
+        for pool, rows, scale in ((k_cache, heads.k, k_scale), (v_cache, heads.v, v_scale))
     )
-    q, k, v = (turned(xp, y) for y in (q, k, cut.v))
+    q, k, v = (turned(xp, y) for y in (heads.q, heads.k, heads.v))
     if problem.source == "paged":
         k, v = (_pages_of(xp, problem, pool, block_table) for pool in (k_cache, v_cache))
         visible = _seen(xp, problem, q, k, seq_lens, kv_lens)
     o, top, total = attend(xp, q, k, v, visible, g.scale, io)
-    o = round_through(turned(xp, o), io)
-    gated = flat(xp, round_through(o * sigmoid(xp, cut.gate), io))
-    out = product(xp, gated, xp.matrix_transpose(wide(w_o)))
-    return narrow(xp.reshape(out, problem.h.shape), io), log_sum_exp(xp, top, total), k_cache, v_cache
+    out = gated_output(xp, turned(xp, o), heads.gate, w_o, io, problem.h.shape)
+    return out, log_sum_exp(xp, top, total), k_cache, v_cache
 
 
 def written(xp: Any, pool: Any, slots: Any, rows: Any, scale: Any) -> Any:

@@ -21,6 +21,8 @@ __all__ = [
     "batched",
     "flat",
     "forward",
+    "gated_output",
+    "heads_of",
     "normed",
     "of_keys",
     "prepared",
@@ -81,23 +83,21 @@ def forward(
     x, visible, offsets = sequences(problem, xp, scaled(xp, batched(h), h_sf, fp4=False), seq_lens)
     weight = scaled(xp, w_qkvg, w_qkvg_sf, fp4=formats.w_fp4)
     slab = narrow(product(xp, x, xp.matrix_transpose(weight)) * (of_h * of_weight), io)
-    cut = bands(xp, g, wide(slab))
-    q, rstd_q = prepared(xp, g, cut.q, w_q_norm, cos, sin, io)
-    k, rstd_k = prepared(xp, g, cut.k, w_k_norm, cos, sin, io)
-    q, k, v = (turned(xp, y) for y in (q, k, cut.v))
+    heads, roots = heads_of(xp, g, wide(slab), (w_q_norm, w_k_norm), (cos, sin), io)
+    q, k, v = (turned(xp, y) for y in (heads.q, heads.k, heads.v))
     if formats.quant == "mxfp8":  # what no query sees takes no part in the scales of its block
         v = of_keys(problem, xp, v, seq_lens)
     rounded, lift, kind = rounded_operands(xp, problem, (q, k, v), offsets, factors)
     o, top, total = attend(xp, *rounded, visible, g.scale, kind, lift=lift)
     lse = log_sum_exp(xp, top, total)
     o = round_through(turned(xp, o), io)
-    gated = round_through(o * sigmoid(xp, cut.gate), io)
+    gated = round_through(o * sigmoid(xp, heads.gate), io)
     w_o, gated = _last_operands(xp, problem, w_o, w_o_sf, flat(xp, gated), scale_o)
     out = product(xp, gated, xp.matrix_transpose(w_o)) * (of_o / scale_o)
     results = [narrow(xp.reshape(out, problem.h.shape), io), lse]
     if problem.training:
         results += [xp.reshape(slab, (-1, g.n_qkvg)), narrow(o, io)]
-        results += [rstd_q, rstd_k] if g.qk_norm else []
+        results += roots if g.qk_norm else []
     return tuple(results)
 
 
@@ -168,6 +168,24 @@ def bands(xp: Any, g: GatedAttentionBlockGeometry, slab: Any) -> Heads:
     cuts = list(zip(g.qkvg_offsets, g.qkvg_block_widths, g.qkvg_heads, strict=True))[:4]
     shape = (*slab.shape[:2], -1, g.d_head)
     return Heads(*(xp.reshape(slab[..., a : a + n], (*shape[:2], heads, g.d_head)) for a, n, heads in cuts))
+
+
+def heads_of(
+    xp: Any, g: GatedAttentionBlockGeometry, slab: Any, norms: tuple[Any, Any], rope: tuple[Any, Any], io: str
+) -> tuple[Heads, tuple[Any, Any]]:
+    """The projection's heads, queries and keys after norm and rotation, and the reciprocal roots of both norms."""
+    cut = bands(xp, g, slab)
+    (q, rstd_q), (k, rstd_k) = (
+        prepared(xp, g, x, weight, *rope, io) for x, weight in zip((cut.q, cut.k), norms, strict=True)
+    )
+    return Heads(q, cut.gate, k, cut.v), (rstd_q, rstd_k)
+
+
+def gated_output(xp: Any, o: Any, gate: Any, w_o: Any, io: str, shape: tuple[int, ...]) -> Any:
+    """The block's output, of that shape, from attention's (B, S, Hq, D), which is rounded first."""
+    gated = round_through(round_through(o, io) * sigmoid(xp, gate), io)
+    out = product(xp, flat(xp, gated), xp.matrix_transpose(wide(w_o)))
+    return narrow(xp.reshape(out, shape), io)
 
 
 def prepared(

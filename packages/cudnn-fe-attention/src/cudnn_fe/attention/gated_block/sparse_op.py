@@ -7,17 +7,24 @@ from typing import Any, ClassVar, Self
 
 from cudnn_fe.attention.gated_block.declarations import QsaSpec
 from cudnn_fe.attention.gated_block.docs import INPUT_TENSORS, SOURCE, SPARSE_EXAMPLE, SPARSE_NOTES, SPARSE_TENSORS
-from cudnn_fe.attention.gated_block.geometry import GatedAttentionBlockGeometry
-from cudnn_fe.attention.gated_block.op import thawed
+from cudnn_fe.attention.gated_block.op import BlockProblem, thawed
 from cudnn_fe.attention.gated_block.operands import INPUTS, NORMS, Formats, require_block
 from cudnn_fe.attention.operands import compact, require_same_dtype, statistics_dtype
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import OptionError, ShapeError
-from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.op import Op
 from cudnn_fe.core.require import require_dtype, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
-__all__ = ["INDEXER", "LISTS", "SPARSE", "GatedAttentionBlockSparse", "require_indexer", "require_lists"]
+__all__ = [
+    "INDEXER",
+    "LISTS",
+    "SPARSE",
+    "GatedAttentionBlockSparse",
+    "SparseProblem",
+    "require_indexer",
+    "require_lists",
+]
 
 LISTS, INDEXER = ("block_ids", "block_lens"), ("w_iq_norm", "w_ik_norm")
 
@@ -51,8 +58,19 @@ def require_indexer(named: dict[str, TensorSpec | None], qsa: QsaSpec) -> None:
         require_same_device(h, spec)
 
 
+class SparseProblem(BlockProblem):
+    """What the contracts of block-sparse blocks share."""
+
+    @property
+    def qsa(self) -> QsaSpec:
+        """The block's sparsity."""
+        qsa = self.geometry.qsa
+        assert qsa is not None
+        return qsa
+
+
 @dataclass(frozen=True)
-class GatedAttentionBlockSparse(Problem):
+class GatedAttentionBlockSparse(SparseProblem):
     """One block-sparse forward call."""
 
     operands: ClassVar[tuple[str, ...]] = (*INPUTS, "seq_lens", *LISTS, *INDEXER)
@@ -94,23 +112,6 @@ class GatedAttentionBlockSparse(Problem):
         return cls(**bound, shape=tuple(options["shape"]), form=form)
 
     @property
-    def geometry(self) -> GatedAttentionBlockGeometry:
-        """The block's geometry."""
-        return thawed(self.shape)
-
-    @property
-    def qsa(self) -> QsaSpec:
-        """Its sparsity."""
-        qsa = self.geometry.qsa
-        assert qsa is not None
-        return qsa
-
-    @property
-    def extents(self) -> tuple[int, int]:
-        """Batches and tokens of each."""
-        return self.h.shape[0] if self.form is None else 1, self.h.shape[-2]
-
-    @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The output and the log-sum-exp; with an indexer its keys, raw and compressed, and the lists that it made."""
         g, qsa, (batch, tokens) = self.geometry, self.qsa, self.extents
@@ -126,11 +127,6 @@ class GatedAttentionBlockSparse(Problem):
             rows.append(("block_ids_out", (batch * tokens, qsa.top_k), dtype("int32")))
             rows.append(("block_lens_out", (batch * tokens,), dtype("int32")))
         return tuple(compact(name, shape, kind, self.device) for name, shape, kind in rows)
-
-    @property
-    def degenerate(self) -> bool:
-        """No tokens."""
-        return self.h.size == 0
 
     @property
     def flops(self) -> int:

@@ -24,13 +24,14 @@ from cudnn_fe.attention.gated_block.sparse_op import (
     INDEXER,
     LISTS,
     GatedAttentionBlockSparse,
+    SparseProblem,
     require_indexer,
     require_lists,
 )
 from cudnn_fe.attention.operands import compact, require_same_dtype, statistics_dtype
 from cudnn_fe.core.dtypes import dtype
 from cudnn_fe.core.errors import NotYetSupportedError, OptionError, ShapeError
-from cudnn_fe.core.op import Op, Problem
+from cudnn_fe.core.op import Op
 from cudnn_fe.core.require import require_dtype, require_one_of, require_rows, require_same_device, require_shape
 from cudnn_fe.core.tensor import TensorSpec
 
@@ -151,7 +152,7 @@ def present(g: GatedAttentionBlockGeometry, source: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class GatedAttentionBlockPagedSparse(Problem):
+class GatedAttentionBlockPagedSparse(SparseProblem):
     """One block-sparse forward call over pages."""
 
     operands: ClassVar[tuple[str, ...]] = (*INPUTS, "seq_lens", *PAGES, *KEYS, *SCALES, *LISTS, *INDEXER, *CACHES)
@@ -219,27 +220,10 @@ class GatedAttentionBlockPagedSparse(Problem):
         return cls(**bound, shape=tuple(options["shape"]), form=form, source=source)
 
     @property
-    def geometry(self) -> GatedAttentionBlockGeometry:
-        """The block's geometry."""
-        return thawed(self.shape)
-
-    @property
-    def qsa(self) -> QsaSpec:
-        """Its sparsity."""
-        qsa = self.geometry.qsa
-        assert qsa is not None
-        return qsa
-
-    @property
     def own(self) -> GatedAttentionBlockSparse:
         """The call without pages: what tokens see of their own keys."""
         named = {name: getattr(self, name) for name in self.operands}
         return GatedAttentionBlockSparse.bind(*_own(named), shape=self.shape, form=self.form)
-
-    @property
-    def extents(self) -> tuple[int, int]:
-        """Batches and tokens of each."""
-        return self.h.shape[0] if self.form is None else 1, self.h.shape[-2]
 
     @property
     def shared(self) -> bool:
@@ -268,11 +252,6 @@ class GatedAttentionBlockPagedSparse(Problem):
             rest = [compact(name, *kinds[name], self.device) for name in present(self.geometry, self.source)[4:]]
         pools = (compact(x.name, x.shape, x.dtype, self.device) for x in (self.k_cache, self.v_cache))
         return (out, lse, *pools, *rest)
-
-    @property
-    def degenerate(self) -> bool:
-        """No tokens."""
-        return self.h.size == 0
 
     @property
     def flops(self) -> int:

@@ -9,9 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.attention.arrays import astype, index_range, narrow, product, round_through, sigmoid, take, wide
+from cudnn_fe.attention.arrays import astype, index_range, narrow, product, round_through, take, wide
 from cudnn_fe.attention.gated_block.paged_reference import written
-from cudnn_fe.attention.gated_block.reference import bands, flat, prepared, tables
+from cudnn_fe.attention.gated_block.reference import (
+    gated_output,
+    heads_of,
+    tables,
+)
 from cudnn_fe.attention.gated_block.sparse_pieces import attended, index_scores, index_vectors, listed_places
 from cudnn_fe.attention.gated_block.sparse_reference import with_keys
 from cudnn_fe.attention.rows import over_rows, rows_at, set_rows
@@ -139,10 +143,8 @@ def forward(
     cos, sin = (tables(xp.reshape(x, (1, count, g.rope_dim))) for x in (cos, sin))
     x = xp.reshape(wide(h), (1, count, g.d_model))
     slab = wide(narrow(product(xp, x, xp.matrix_transpose(wide(w_qkvg))), io))
-    cut = bands(xp, g, slab)
-    q, _ = prepared(xp, g, cut.q, w_q_norm, cos, sin, io)
-    k, _ = prepared(xp, g, cut.k, w_k_norm, cos, sin, io)
-    pools = _pools(xp, (k_cache, v_cache), slot_mapping, (k[0], cut.v[0]), (k_scale, v_scale))
+    heads, _ = heads_of(xp, g, slab, (w_q_norm, w_k_norm), (cos, sin), io)
+    pools = _pools(xp, (k_cache, v_cache), slot_mapping, (heads.k[0], heads.v[0]), (k_scale, v_scale))
     more: list[Any] = []
     if g.index_band:
         index = xp.reshape(slab[0, :, g.n_qkvg - qsa.index_band_cols :], (count, -1, qsa.index_head_dim))
@@ -154,11 +156,10 @@ def forward(
         block_lens, more = None, [keys, ring_rows, block_ids, counts]
     elif g.index_band:
         more = [narrow(index[:, -1], io)]
-    o, lse = _read(problem, xp, q[0], pools, (k_scale, v_scale), (block_ids, block_lens), at)
-    gated = round_through(round_through(o[None], io) * sigmoid(xp, cut.gate), io)
-    out = product(xp, flat(xp, gated), xp.matrix_transpose(wide(w_o)))
+    o, lse = _read(problem, xp, heads.q[0], pools, (k_scale, v_scale), (block_ids, block_lens), at)
+    out = gated_output(xp, o[None], heads.gate, w_o, io, problem.h.shape)
     lse = xp.permute_dims(xp.reshape(lse, (batch, tokens, g.h_q)), (0, 2, 1))
-    return (narrow(xp.reshape(out, problem.h.shape), io), lse, *pools, *more)
+    return (out, lse, *pools, *more)
 
 
 def _pools(

@@ -8,8 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cudnn_fe.attention.arrays import astype, index_range, narrow, product, round_through, sigmoid, take, wide
-from cudnn_fe.attention.gated_block.reference import bands, batched, flat, prepared, tables
+from cudnn_fe.attention.arrays import astype, index_range, narrow, product, take, wide
+from cudnn_fe.attention.gated_block.reference import (
+    batched,
+    gated_output,
+    heads_of,
+    tables,
+)
 from cudnn_fe.attention.gated_block.sparse_pieces import attended, index_scores, index_vectors, listed_places
 from cudnn_fe.attention.rows import over_rows
 from cudnn_fe.attention.sequences import Rows, offsets_of, rows_of
@@ -88,23 +93,9 @@ def forward(
     return with_keys(problem, xp, *operands, block_ids, block_lens, w_iq_norm, w_ik_norm)[0]
 
 
-def with_keys(
-    problem: GatedAttentionBlockSparse,
-    xp: Any,
-    h: Any,
-    w_qkvg: Any,
-    w_q_norm: Any,
-    w_k_norm: Any,
-    cos: Any,
-    sin: Any,
-    w_o: Any,
-    seq_lens: Any,
-    block_ids: Any,
-    block_lens: Any,
-    w_iq_norm: Any,
-    w_ik_norm: Any,
-) -> tuple[tuple[Any, ...], Any, Any]:
-    """What `forward` returns, and the tokens' keys and values (T, Hkv, D)."""
+def with_keys(problem: GatedAttentionBlockSparse, xp: Any, *operands: Any) -> tuple[tuple[Any, ...], Any, Any]:
+    """What `forward` returns of its operands, and the tokens' keys and values (T, Hkv, D)."""
+    h, w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o, seq_lens, block_ids, block_lens, w_iq_norm, w_ik_norm = operands
     g, qsa, io = problem.geometry, problem.qsa, problem.cos.dtype.name
     batch, tokens = problem.extents
     count = batch * tokens
@@ -113,9 +104,7 @@ def with_keys(
     x = xp.where(at.rows.valid[:, None], x, xp.zeros_like(x))
     cos, sin = (tables(xp.reshape(y, (1, count, g.rope_dim))) for y in (cos, sin))
     slab = wide(narrow(product(xp, x, xp.matrix_transpose(wide(w_qkvg))), io))
-    cut = bands(xp, g, slab)
-    q, _ = prepared(xp, g, cut.q, w_q_norm, cos, sin, io)
-    k, _ = prepared(xp, g, cut.k, w_k_norm, cos, sin, io)
+    heads, _ = heads_of(xp, g, slab, (w_q_norm, w_k_norm), (cos, sin), io)
     more: list[Any] = []
     if g.index_band:
         index = slab[0, :, g.n_qkvg - qsa.index_band_cols :]
@@ -130,12 +119,10 @@ def with_keys(
         more += [narrow(by_batch[:, : used * qsa.block_size : qsa.block_size], io), block_ids, block_lens]
     ids = xp.reshape(block_ids, (count, qsa.top_k))
     lengths = None if block_lens is None else xp.reshape(block_lens, (count,))
-    o, lse = _attended(problem, xp, (q[0], k[0], cut.v[0]), ids, lengths, at)
-    o = round_through(o[None], io)
-    gated = round_through(o * sigmoid(xp, cut.gate), io)
-    out = product(xp, flat(xp, gated), xp.matrix_transpose(wide(w_o)))
+    o, lse = _attended(problem, xp, (heads.q[0], heads.k[0], heads.v[0]), ids, lengths, at)
+    out = gated_output(xp, o[None], heads.gate, w_o, io, problem.h.shape)
     lse = xp.permute_dims(xp.reshape(lse, (batch, tokens, g.h_q)), (0, 2, 1))
-    return (narrow(xp.reshape(out, problem.h.shape), io), lse, *more), k[0], cut.v[0]
+    return (out, lse, *more), heads.k[0], heads.v[0]
 
 
 def _attended(
